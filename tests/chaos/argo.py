@@ -4,6 +4,7 @@ It keeps its state in the Workflow, so that a pause is all that a restart of it 
 not answered, to any replica, and sometimes one that was.
 """
 
+import json
 import re
 from typing import Any
 
@@ -20,6 +21,7 @@ from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 from tiphys.records import CheckpointRef
 
 _MOST_TRIES = 60
+_SHUTDOWN_MESSAGE = "Stopped with strategy 'Stop'"
 _REF = re.compile(r"(?:(.+)/)?(\d+)-(\d+)")
 
 
@@ -27,12 +29,16 @@ class WorkflowGoneError(Exception):
     """The Workflow was deleted."""
 
 
+class WorkflowStoppedError(Exception):
+    """``argo stop`` was requested: no more nodes, and the exit handler at once, whatever the pods do."""
+
+
 class Argo:
     """Argo's workflow controller, its agents, and the kubelets.
 
     Attributes:
         pods: Every pod that was ever started, by name.
-        ends: Status of the last Workflow of each run that came to its end.
+        ends: Status of the last Workflow of each run, once it came to its end.
     """
 
     def __init__(self, world: World, state: ClusterState, replicas: list[Replica]) -> None:
@@ -42,6 +48,8 @@ class Argo:
         self.process = Process("argo")
         self.pods: dict[str, Pod] = {}
         self.ends: dict[str, str] = {}
+        self._newest: dict[str, int] = {}
+        """Number of the last submission of each run."""
         state.on_create = self._begin
 
     def delete_workflow(self, name: str) -> None:
@@ -53,17 +61,29 @@ class Argo:
                 self._world.scheduler.spawn(self.process, f"delete-{pod.name}", lambda pod=pod: self.delete_pod(pod))
         self._world.scheduler.changed()
 
+    def stop_workflow(self, name: str) -> None:
+        """``argo stop``: pods get SIGTERM and their grace period, and nothing waits for them."""
+        workflow = self._state.workflows[name]
+        workflow["spec"]["shutdown"] = "Stop"
+        for pod in self.pods.values():
+            if pod.status is not None and pod.status.workflow_uid == workflow["metadata"]["uid"]:
+                self._world.scheduler.spawn(self.process, f"stop-{pod.name}", lambda pod=pod: self.terminate_pod(pod))
+        self._world.scheduler.changed()
+
     def delete_pod(self, pod: Pod, message: str = "pod deleted") -> None:
         """Delete a pod with its grace period."""
+        self.terminate_pod(pod, "Deleted", message)
+        self._state.pods.pop(pod.name, None)
+        self._world.scheduler.changed()
+
+    def terminate_pod(self, pod: Pod, reason: str = "", message: str = "") -> None:
+        """SIGTERM, and SIGKILL after the grace period."""
         if pod.has_ended:
-            self._state.pods.pop(pod.name, None)
             return
         pod.terminate()
         self._world.scheduler.wait_for(lambda: pod.has_ended, GRACE_SECONDS)
         if not pod.has_ended:
-            pod.kill(137, "Deleted", message)
-        self._state.pods.pop(pod.name, None)
-        self._world.scheduler.changed()
+            pod.kill(137, reason, message)
 
     def _begin(self, workflow: dict[str, Any]) -> None:
         name = workflow["metadata"]["name"]
@@ -71,14 +91,19 @@ class Argo:
 
     def _walk(self, workflow: dict[str, Any]) -> None:
         walk = WorkflowWalk(self, self._world, self._state, workflow)
-        status = "Succeeded"
-        for task in [task["name"] for task in workflow["spec"]["templates"][0]["dag"]["tasks"]]:
-            if not (walk.train(task) if task == "fit" else walk.step(task)):
-                status = "Failed"
-                break
-        walk.finalize(status)
+        self._newest[walk.run] = max(walk.submission, self._newest.get(walk.run, 0))
+        status, failures = "Succeeded", "null"
+        try:
+            for task in [task["name"] for task in workflow["spec"]["templates"][0]["dag"]["tasks"]]:
+                if not (walk.train(task) if task == "fit" else walk.step(task)):
+                    status = "Failed"
+                    break
+        except WorkflowStoppedError:
+            status, failures = "Failed", json.dumps([{"displayName": walk.name, "message": _SHUTDOWN_MESSAGE}])
+        walk.finalize(status, json.dumps(failures))
         workflow["status"] |= {"phase": status, "finished": self._world.scheduler.now}
-        self.ends[walk.run] = status
+        if walk.submission == self._newest[walk.run]:
+            self.ends[walk.run] = status
         self._world.record("workflow ended", name=workflow["metadata"]["name"], uid=walk.uid, status=status)
 
     def choose_replica(self) -> Replica:
@@ -93,9 +118,12 @@ class WorkflowWalk:
         self._argo = argo
         self._world = world
         self._state = state
+        self._workflow = workflow
         self.name, self.uid = workflow["metadata"]["name"], workflow["metadata"]["uid"]
         given = {entry["name"]: entry["value"] for entry in workflow["spec"]["arguments"]["parameters"]}
-        self.run, self._submission = given["tiphys-run"], given["tiphys-submission"]
+        self.run, self.submission = given["tiphys-run"], int(given["tiphys-submission"] or "1")
+        self._given_submission = given["tiphys-submission"]
+        self._is_finalizing = False
 
     def step(self, task: str) -> bool:
         """A step with a gate: admit, run, conclude."""
@@ -135,9 +163,10 @@ class WorkflowWalk:
             self._world.scheduler.sleep(5.0)
         return False
 
-    def finalize(self, status: str) -> None:
+    def finalize(self, status: str, failures: str) -> None:
         """The exit handler."""
-        self._call({"op": "finalize", "node": f"{self.name}.onExit", "status": status, "failures": '"null"'})
+        self._is_finalizing = True
+        self._call({"op": "finalize", "node": f"{self.name}.onExit", "status": status, "failures": failures})
 
     def _node(self, task: str, number: int, part: str) -> str:
         return f"{self.name}.{task}({number}).{part}"
@@ -163,7 +192,7 @@ class WorkflowWalk:
 
     def _await_pod(self, pod: Pod) -> tuple[str, str]:
         """Argo's status and exit code of the pod."""
-        self._world.scheduler.wait_for(lambda: pod.has_ended)
+        self._world.scheduler.wait_for(lambda: pod.has_ended or self._is_stopped)
         self._world.scheduler.sleep(self._world.random.uniform(0.1, 3.0))
         self._check()
         status = pod.status
@@ -184,7 +213,7 @@ class WorkflowWalk:
                     "artifacts": [{"name": "model"}],
                 },
                 "plugin": {
-                    "tiphys": {"run": self.run, "submission": self._submission, "uid": self.uid, **body},
+                    "tiphys": {"run": self.run, "submission": self._given_submission, "uid": self.uid, **body},
                 },
             },
         }
@@ -216,6 +245,12 @@ class WorkflowWalk:
     def _check(self) -> None:
         if self._state.workflows.get(self.name, {}).get("metadata", {}).get("uid") != self.uid:
             raise WorkflowGoneError
+        if self._is_stopped and not self._is_finalizing:
+            raise WorkflowStoppedError
+
+    @property
+    def _is_stopped(self) -> bool:
+        return bool(self._workflow["spec"].get("shutdown"))
 
 
 def _outputs(reply: ExecuteReply) -> dict[str, str]:

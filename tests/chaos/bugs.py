@@ -5,9 +5,12 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from support.fakes.memory_store import MemoryStore
+from tiphys_controller import cleanup
+from tiphys_controller.plan import step_state
 from tiphys_controller.submit import idempotency, resume, submission
 from tiphys_plugin.operations import admit, end_attempt, lease_reclaim
 from tiphys_plugin.quota.ledger import transitions
@@ -19,7 +22,7 @@ from tiphys.checkpoint.save.saver import Saver
 from tiphys.errors import ObjectExistsError, StoreError
 from tiphys.lineage import select
 from tiphys.lineage.retention import delete
-from tiphys.store import claims
+from tiphys.store import RunLayout, claims, run_markers
 
 
 class Plant:
@@ -300,6 +303,63 @@ def claim_of_other_node_used(plant: Plant) -> None:
     plant.set(admit, "_is_own_claim", lambda *_: True)
 
 
+def claim_before_marker(plant: Plant) -> None:
+    """A submission is claimed before the marker that leads to it is there."""
+
+    def open_submission(store: Any, claim: Any) -> Any:
+        claimed = claims.claim_record(store, RunLayout(claim.run).submission(claim.submission), claim)
+        original(store, claim)
+        return claimed
+
+    original = run_markers.open_submission
+    plant.everywhere(original, open_submission)
+
+
+def marker_closed_before_end(plant: Plant) -> None:
+    """The marker of a submission is deleted before its end is recorded."""
+
+    def end_submission(store: Any, end: Any, **given: Any) -> Any:
+        run_markers.close_submission(store, end.run, end.submission)
+        return original(store, end, **given)
+
+    original = run_markers.end_submission
+    plant.everywhere(original, end_submission)
+
+
+def marker_of_claim_under_way_removed(plant: Plant) -> None:
+    """The janitor does not wait for the claim that follows a marker."""
+    plant.set(cleanup, "UNSENT_AFTER", timedelta(0))
+
+
+def earlier_key_forgotten(plant: Plant) -> None:
+    """A resume under a key knows only of the last submission which key it had."""
+
+    def find(store: Any, run_plan: Any, request: Any) -> Any:
+        last = replace(run_plan.state, submissions=run_plan.state.submissions[-1:])
+        return original(store, run_plan._replace(state=last), request)
+
+    original = resume._find_earlier_result
+    plant.set(resume, "_find_earlier_result", find)
+
+
+def fenced_attempt_counts_as_done(plant: Plant) -> None:
+    """A resume leaves out a step whose last attempt has any end."""
+    plant.set(step_state, "_state_from_end", lambda end, _: step_state._done_state(end.attempt))
+
+
+def late_release_frees_successor(plant: Plant) -> None:
+    """The release of a lease that is gone releases what its run holds by now."""
+
+    def release(state: Any, lease: str, *given: Any) -> Any:
+        runs.update({held.id: held.request.run for held in state.leases})
+        kept = tuple(held for held in state.leases if held.request.run != runs.get(lease))
+        return replace(original(state, lease, *given), leases=kept)
+
+    runs: dict[str, str] = {}
+    original = transitions.release
+    plant.set(transitions, "release", release)
+
+
 BUGS: dict[str, Callable[[Plant], None]] = {
     function.__name__: function
     for function in (
@@ -328,17 +388,13 @@ BUGS: dict[str, Callable[[Plant], None]] = {
         second_name_after_lost_answer,
         unsent_claim_passed_over,
         claim_of_other_node_used,
+        claim_before_marker,
+        marker_closed_before_end,
+        marker_of_claim_under_way_removed,
+        earlier_key_forgotten,
+        fenced_attempt_counts_as_done,
+        late_release_frees_successor,
     )
 }
-NOT_FOUND_YET = frozenset(
-    {
-        "deletion_not_announced",
-        "late_commit_is_candidate",
-        "pods_not_awaited",
-        "conflict_in_ledger_ignored",
-        "lease_released_with_request",
-        "key_not_reserved",
-        "claim_of_other_node_used",
-    }
-)
+NOT_FOUND_YET = frozenset({"late_commit_is_candidate", "claim_of_other_node_used"})
 """Those that none of the seeds that were tried has found."""

@@ -45,6 +45,7 @@ KEY_PATTERNS = (
     r"data/lineages/(?P<run>[^/]+)/(?P<step>[^/]+)/tombstones/(?P<tomb>\d{9}-\d{15})/?.*",
     r"data/lineages/(?P<run>[^/]+)/(?P<step>[^/]+)/(training-progress|step-times)/.+",
 )
+_FOUND_BY_MARKERS = re.compile(r"control/runs/(.+)/(?:run|submissions/(\d{9}))\.json")
 _KEYS = [re.compile(pattern, re.DOTALL) for pattern in KEY_PATTERNS]
 _MOST_ATTEMPT, _MOST_STEP = 10**9 - 1, 10**15 - 1
 GPUS_OF_QUEUE = 8
@@ -102,6 +103,8 @@ class Lineage:
         self.starts = {}
         """What each claimed attempt starts from: attempt and step, or None."""
         self.claimed_at = {}
+        self.claimed_by = {}
+        """Uid of the Workflow that claimed each attempt."""
         self.ended_at = {}
         self.restored = set()
         self.manifests = {}
@@ -147,10 +150,14 @@ class Checker:
         self._workflows = {}
         """Uid of the Workflow of each run and submission."""
         self._running = {}
+        self._forcing = set()
+        """Commands that take a run over although its Workflow may run."""
         self._answers = {}
         self._found_by = defaultdict(set)
         """Present keys that lead to each run, and to each submission of which no end is known."""
         self._created = set()
+        self._last_claims = {}
+        """Number of the last claimed submission of each run."""
 
     def check(self):
         handlers = {
@@ -163,6 +170,7 @@ class Checker:
             "unpinning": self._unpin,
             "pod started": self._start_pod,
             "pod ended": lambda index, event: self._pods.pop(event["pod"], None),
+            "forced": self._force,
             "workflow created": self._create_workflow,
             "workflow ended": self._end_workflow,
             "workflow deleted": self._end_workflow,
@@ -182,6 +190,9 @@ class Checker:
         if fields is None:
             return
         self._created.add(event["key"])
+        if match := _FOUND_BY_MARKERS.fullmatch(event["key"]):  # the marker comes first
+            self._last_claims[match[1]] = max(match[2] or "", self._last_claims.get(match[1], ""))
+            self._check_found((match[1], match[2] or ""))
         if place := _led_to(fields):
             self._found_by[place].add(event["key"])
         lineage = self._lineages[fields["run"], fields["step"]] if "step" in fields else None
@@ -200,7 +211,8 @@ class Checker:
 
     def _claim(self, index, event, fields, lineage, number):
         """The next attempt must begin where the one before was told that it had come to."""
-        start = json.loads(event["body"]).get("starts_from")
+        claim = json.loads(event["body"])
+        start, lineage.claimed_by[number] = claim.get("starts_from"), claim.get("uid")
         if number > 1 and fields["step"] == "fit" and (number - 1) not in lineage.ended_at:
             self.verdict.broken("end", f"attempt {number} of {fields['run']} began before the end of the one before it")
         before = lineage.chain()
@@ -225,7 +237,9 @@ class Checker:
 
     def _end(self, event, fields, number):
         attempt = (fields["run"], fields["step"], number)
-        if json.loads(event["body"])["outcome"] != "fenced" and attempt in [pod[1:] for pod in self._pods.values()]:
+        # Only commands and controllers fence what may run; the service has to see that nothing does.
+        is_fence = json.loads(event["body"])["outcome"] == "fenced" and not event["by"].startswith("plugin")
+        if not is_fence and attempt in [pod[1:] for pod in self._pods.values()]:
             self.verdict.broken("end", f"attempt {attempt} was ended while a pod of it ran")
 
     def _commit(self, index, event, fields, lineage):
@@ -327,6 +341,10 @@ class Checker:
         self._lineages[run, step].pins[event["attempt"], event["global_step"]] -= 1
 
     def _start_pod(self, index, event):
+        claimant = self._lineages[event["run"], event["step"]].claimed_by.get(event["attempt"])
+        if claimant != event["uid"]:
+            name = f"attempt {event['attempt']} of {event['step']} of {event['run']}"
+            self.verdict.broken("submission", f"{event['uid']} starts a pod of {name}, which {claimant} claimed")
         self._pods[event["pod"]] = (event["gpus"], event["run"], event["step"], event["attempt"])
         if (held := sum(gpus for gpus, *_ in self._pods.values())) > GPUS_OF_QUEUE:
             self.verdict.broken("quota", f"{held} GPUs are in use at {event['t']} s, and the queue has {GPUS_OF_QUEUE}")
@@ -336,9 +354,14 @@ class Checker:
         if submission in self._workflows:
             self.verdict.broken("submission", f"submission {submission} has a second Workflow {event['uid']}")
         self._workflows.setdefault(submission, event["uid"])
-        if event["run"] in self._running:
+        if event["run"] in self._running and event["by"] not in self._forcing:
             self.verdict.broken("submission", f"Workflow {event['name']} was created while another of its run ran")
         self._running[event["run"]] = event["uid"]
+
+    def _force(self, index, event):
+        """A person takes the run over, whatever runs of it."""
+        self._forcing.add(event["by"])
+        self._running.pop(event["run"], None)
 
     def _end_workflow(self, index, event):
         self._running = {run: uid for run, uid in self._running.items() if uid != event["uid"]}
@@ -352,17 +375,17 @@ class Checker:
         return json.loads(self._objects[key]) if key in self._objects else None
 
     def _check_found(self, place):
-        """A recorded run is listed, and so is a submission that was claimed and has no end."""
+        """A recorded run is listed, and so is its last submission if that was claimed and has no end."""
         run, number = place
         claim = f"control/runs/{run}/submissions/{number}" if number else f"control/runs/{run}/run"
-        is_over = number and f"{claim}.end.json" in self._created
+        is_over = number and (f"{claim}.end.json" in self._created or number < self._last_claims.get(run, ""))
         if f"{claim}.json" in self._created and not is_over and not self._found_by[place]:
             self.verdict.broken("object", f"nothing leads to {claim}.json")
 
     def _check_objects(self):
         for key, data in self._objects.items():
             fields = parse(key)
-            if fields and (match := re.fullmatch(r"control/runs/(.+)/(?:run|submissions/(\d{9}))\.json", key)):
+            if fields and (match := _FOUND_BY_MARKERS.fullmatch(key)):
                 self._check_found((match[1], match[2] or ""))
             if fields is None:
                 self.verdict.broken("object", f"nothing writes {key}")
@@ -400,7 +423,7 @@ class Checker:
             return None if is_last else "no manifest names it"
         if "tomb" in fields and counted_down(fields["tomb"]) not in manifests:
             return "it marks a checkpoint that is gone"
-        # A pin that was refused stays, and its message says so.
+        # A pin that came too late, and whose command was killed or lost the store, stays.
         told = fields.get("pin") in self._lineages[fields["run"], fields["step"]].pin_names
         if told and counted_down(fields["count"]) not in manifests:
             return "its checkpoint is gone"

@@ -100,7 +100,7 @@ class SimulatedCluster:
         raise NotImplementedError("nobody of this world watches")
 
     def _call(self, operation: str, effect: Callable[[], _Result], *, is_write: bool = False) -> _Result:
-        answer(self._world, self._process, operation)
+        answer(self._world, self._process, operation, is_write=is_write)
         result = effect()
         self._world.travel("API server slow", self._process)
         if is_write and self._world.meets("API answers lost", self._process, 0.5):
@@ -121,11 +121,11 @@ class SimulatedLedgerApi(LedgerApi):
         return super().get(*given)
 
     def create(self, *given: Any) -> Any:
-        answer(self._world, self._process, "create record")
+        answer(self._world, self._process, "create record", is_write=True)
         return super().create(*given)
 
     def replace(self, *given: Any, **options: Any) -> Any:
-        answer(self._world, self._process, "replace ledger")
+        answer(self._world, self._process, "replace ledger", is_write=True)
         written = super().replace(*given, **options)
         self._world.travel("API server slow", self._process)
         return written
@@ -135,15 +135,17 @@ class SimulatedLedgerApi(LedgerApi):
         return super().list(*given, **options)
 
     def delete(self, *given: Any) -> bool:
-        answer(self._world, self._process, "delete record")
+        answer(self._world, self._process, "delete record", is_write=True)
         return super().delete(*given)
 
     def _fate(self) -> str:
         return "lost" if self._world.meets("API answers lost", self._process, 0.5) else ""
 
 
-def answer(world: World, process: Process, operation: str) -> None:
+def answer(world: World, process: Process, operation: str, *, is_write: bool = False) -> None:
     """The way of a request to the API server, which may not answer."""
+    if is_write:
+        world.before_write(process, "")
     world.travel("API server slow", process)
     for kind in ("API server down", "cut off from the API server"):
         if world.meets(kind, process):
@@ -161,4 +163,5 @@ def _live(workflow: dict[str, Any]) -> LiveWorkflow:
         status["phase"],
         not is_final_workflow_phase(status["phase"]),
         EPOCH + timedelta(seconds=finished) if finished is not None else None,
+        stopped=bool(workflow["spec"].get("shutdown")),
     )

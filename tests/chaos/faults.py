@@ -1,10 +1,12 @@
 """Draws the faults of a simulation. Each counts once it has happened to something, and not before."""
 
+import re
 from collections.abc import Callable
+from functools import partial
 
 from chaos.argo import Argo
 from chaos.cluster import ClusterState
-from chaos.programs import GRACE_SECONDS, Pod
+from chaos.programs import EVICTED_AT_START, Pod
 from chaos.scheduler import Process
 from chaos.services import Controller, Desk, Replica
 from chaos.world import Fault, World
@@ -12,6 +14,8 @@ from tiphys.protocol.phases import is_final_workflow_phase
 
 MEAN_PAUSE_SECONDS = 30.0
 MEAN_VISIT_SECONDS = 15.0
+STALLS = "services stall at writes"
+"""As where their CPU is throttled: shorter than the patience of their callers."""
 WINDOWS = (
     "store down",
     "store slow",
@@ -23,6 +27,8 @@ WINDOWS = (
     "API answers lost",
     "calls doubled",
     "answers of the service lost",
+    EVICTED_AT_START,
+    STALLS,
 )
 """Faults that whoever calls in the meantime may meet."""
 
@@ -42,6 +48,7 @@ class FaultInjector:
         replicas: list[Replica],
         controllers: list[Controller],
         desk: Desk,
+        keys: list[str],
     ) -> None:
         self._world = world
         self._state = state
@@ -49,7 +56,11 @@ class FaultInjector:
         self._replicas = replicas
         self._controllers = controllers
         self._desk = desk
+        self._keys = keys
         self._random = world.random
+        self._traps: dict[Process, tuple[int, Callable[[], object]]] = {}
+        """What strikes a process at a write, after a number of others."""
+        world.before_write, desk.on_command = self._before_write, self._begin_command
         self._alerts = 0
         self.process = Process("chaos")
         self.is_over = False
@@ -57,6 +68,7 @@ class FaultInjector:
             **{kind: lambda kind=kind: self._window(kind) for kind in WINDOWS},  # type: ignore[misc]
             "program killed": self._kill_program,
             "program stopped": self._stop_program,
+            "node frozen": self._freeze_node,
             "program out of memory": self._out_of_memory,
             "program cut off from the store": lambda: self._cut_off(self._program(), "cut off from the store"),
             "pod deleted": self._delete_pod,
@@ -72,6 +84,7 @@ class FaultInjector:
             "controller cut off from the API server": self._cut_off_controller,
             "Argo stopped": lambda: self._stop(self._argo.process, "Argo stopped"),
             "Workflow deleted": self._delete_workflow,
+            "Workflow stopped": self._stop_workflow,
             "clock skewed": self._skew,
             "alert doubled": self._double_alert,
         }
@@ -98,8 +111,57 @@ class FaultInjector:
             if self._random.random() < 0.2:
                 self._desk.collect(pod.run)
             else:
-                name = f"keep-{self._random.randbytes(3).hex()}"
-                self._desk.pin(pod.run, name, self._random.uniform(30, 300))
+                self._pin(pod.run)
+
+    def _pin(self, run: str) -> None:
+        self._desk.pin(run, f"keep-{self._random.randbytes(3).hex()}", self._random.uniform(30, 300))
+
+    def _begin_command(self, process: Process) -> None:
+        """Some commands are killed, or their laptop sleeps, between two of their writes."""
+        if not self.is_over and self._random.random() < 0.15:
+            kinds = {
+                "command killed": lambda: self._world.scheduler.kill(process),
+                "command stopped": lambda: self._halt(process, self._seconds()),
+            }
+            kind = self._random.choice(list(kinds))
+            self._traps[process] = (self._random.randrange(6), lambda: [self._happened(kind), kinds[kind]()])
+
+    def _before_write(self, process: Process, key: str) -> None:
+        """A trap strikes: the process has read what it decides by, and others may act before it writes."""
+        strike = None if self.is_over else self._find_strike(process)
+        if strike is None:
+            return
+        if self._random.random() < 0.5:
+            named = re.match("(?:control/runs|data/runs|data/lineages)/([^/]+)/", key)
+            self._interfere(named[1] if named else "")
+        strike()
+
+    def _find_strike(self, process: Process) -> Callable[[], object] | None:
+        if process in self._traps:
+            writes, strike = self._traps.pop(process)
+            if not writes:
+                return strike
+            self._traps[process] = (writes - 1, strike)
+        elif process.name.startswith(("plugin", "controller")) and self._world.meets(STALLS, process, 0.3):
+            return partial(self._halt, process, self._random.uniform(5.0, 25.0))
+        return None
+
+    def _interfere(self, run: str) -> None:
+        """A person does something about a run soon; an empty name is any."""
+        runs = [run] if run else sorted({pod.run for pod in self._argo.pods.values()})
+        if not runs:
+            return
+        chosen = self._random.choice(runs)
+        action = self._random.choice(
+            (
+                lambda: self._desk.resume(chosen),
+                lambda: self._desk.resume(chosen, force=True),
+                lambda: self._desk.collect(chosen),
+                lambda: self._pin(chosen),
+                lambda: self._desk.start(self._random.choice(self._keys)),
+            )
+        )
+        self._world.scheduler.spawn(self.process, "interfere", action, delay_seconds=self._random.uniform(0.0, 20.0))
 
     def _seconds(self) -> float:
         return self._random.choice((2.0, 15.0, 60.0, 240.0, 700.0)) * self._random.uniform(0.5, 1.5)
@@ -146,15 +208,10 @@ class FaultInjector:
         """All pods of a node are evicted."""
         pods = [pod for pod in self._argo.pods.values() if pod.process.is_alive and not pod.has_ended]
         for pod in pods[:2]:
-            self._spawn(f"evict-{pod.name}", lambda pod=pod: self._evict(pod))
+            evict = partial(self._argo.terminate_pod, pod, "Evicted", "the node was drained")
+            self._spawn(f"evict-{pod.name}", evict)
         if pods:
             self._happened("node drained")
-
-    def _evict(self, pod: Pod) -> None:
-        pod.terminate()
-        self._world.scheduler.wait_for(lambda: pod.has_ended, GRACE_SECONDS)
-        if not pod.has_ended:
-            pod.kill(137, "Evicted", "the node was drained")
 
     def _power_cut(self) -> None:
         """The program is dead at once; the API server shows it minutes later."""
@@ -181,6 +238,19 @@ class FaultInjector:
 
         self._spawn(f"cut-off-{pod.name}", work)
 
+    def _freeze_node(self) -> None:
+        """A node stands still at a write of its program and is given up, and then the program goes on."""
+        if not (pod := self._program()):
+            return
+
+        def strike() -> None:
+            self._happened("node frozen")
+            delay = self._random.uniform(40, 330)
+            self._world.scheduler.spawn(self.process, f"give-up-{pod.name}", pod.vanish, delay_seconds=delay)
+            self._halt(pod.process, self._random.uniform(60, 1800))
+
+        self._traps[pod.process] = (self._random.randrange(6), strike)
+
     def _cut_off(self, pod: Pod | None, kind: str) -> None:
         if pod:
             self._world.begin_fault(kind, self._seconds(), pod.process.name)
@@ -205,26 +275,38 @@ class FaultInjector:
         controller.start(self._random.uniform(1, 60))
 
     def _stop(self, process: Process, kind: str) -> None:
+        """Stop a process now, or before its next write."""
         if process.is_alive:
-            self._happened(kind)
-            process.stopped_until = self._world.scheduler.now + self._seconds()
+            strike = lambda: [self._happened(kind), self._halt(process, self._seconds())]  # noqa: E731
+            if self._random.random() < 0.5:
+                strike()
+            else:
+                self._traps[process] = (0, strike)
+
+    def _halt(self, process: Process, seconds: float) -> None:
+        process.stopped_until = self._world.scheduler.now + seconds
+        if self._world.scheduler.current.process is process:
+            self._world.scheduler.sleep(0.0)
 
     def _delete_workflow(self) -> None:
-        """Delete a Workflow that runs, and that its run knows by its uid."""
-        running = [
-            name
-            for name, workflow in self._state.workflows.items()
-            if not is_final_workflow_phase(workflow["status"]["phase"])
-            and any(key.endswith(".bound.json") and f"/{_run_of(workflow)}/" in key for key in self._world.objects)
-        ]
-        bound = [name for name in running if self._is_bound(self._state.workflows[name]["metadata"]["uid"])]
-        if bound:
+        if bound := self._bound_workflows():
             self._happened("Workflow deleted")
             self._argo.delete_workflow(self._random.choice(bound))
 
-    def _is_bound(self, uid: str) -> bool:
-        bindings = (data for key, (data, _) in self._world.objects.items() if key.endswith(".bound.json"))
-        return any(uid.encode() in data for data in bindings)
+    def _stop_workflow(self) -> None:
+        if bound := self._bound_workflows():
+            self._happened("Workflow stopped")
+            self._argo.stop_workflow(self._random.choice(bound))
+
+    def _bound_workflows(self) -> list[str]:
+        """Names of Workflows that run, and that their runs know by their uids."""
+        bindings = [data for key, (data, _) in self._world.objects.items() if key.endswith(".bound.json")]
+        return [
+            name
+            for name, workflow in self._state.workflows.items()
+            if not is_final_workflow_phase(workflow["status"]["phase"])
+            and any(workflow["metadata"]["uid"].encode() in data for data in bindings)
+        ]
 
     def _skew(self) -> None:
         processes = [replica.process for replica in self._replicas]
@@ -234,19 +316,15 @@ class FaultInjector:
         self._happened("clock skewed")
 
     def _double_alert(self) -> None:
-        """Two deliveries of one alert about a run, at about the same moment."""
+        """Two deliveries of one alert about a run, at about the same moment or much later."""
         if not (runs := sorted({pod.run for pod in self._argo.pods.values()})):
             return
         run, self._alerts = self._random.choice(runs), self._alerts + 1
         if self._argo.ends.get(run) == "Failed":
             self._happened("alert doubled")
-        for _ in range(2):
-            self._desk.resume(run, f"alert-{self._alerts}")
+        deliver = partial(self._desk.resume, run, f"alert-{self._alerts}")
+        for delay in (0.0, self._random.choice((0.0, self._random.uniform(60.0, 1800.0)))):
+            self._world.scheduler.spawn(self.process, "alert", deliver, delay_seconds=delay)
 
     def _spawn(self, name: str, work: Callable[[], object]) -> None:
         self._world.scheduler.spawn(self.process, name, work)
-
-
-def _run_of(workflow: dict) -> str:  # type: ignore[type-arg]
-    given = {entry["name"]: entry["value"] for entry in workflow["spec"]["arguments"]["parameters"]}
-    return str(given["tiphys-run"])

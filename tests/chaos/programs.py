@@ -21,6 +21,8 @@ EVERY_STEPS = 1
 KEEP_LAST = 2
 DELETE_AFTER_SECONDS = 120.0
 GRACE_SECONDS = 30.0
+EVICTED_AT_START = "programs evicted at their start"
+"""A fault: one program after the other is ended within seconds."""
 
 
 def initial_state(run: str) -> dict[str, Any]:
@@ -56,7 +58,8 @@ class Pod:
         self.process = Process(status.name)
         self.session: TrackedSession | None = None
         state.pods[status.name] = status
-        world.record("pod started", pod=self.name, run=self.run, step=self.step, attempt=self.attempt, gpus=self.gpus)
+        fields = {"run": self.run, "step": self.step, "attempt": self.attempt, "gpus": self.gpus}
+        world.record("pod started", pod=self.name, uid=status.workflow_uid, **fields)
 
     @property
     def status(self) -> PodStatus | None:
@@ -80,6 +83,10 @@ class Pod:
             self.end(code)
 
         self._world.scheduler.spawn(self.process, self.name, main)
+        if self._world.meets(EVICTED_AT_START, self.process, 0.7):
+            low = "The node was low on resource: memory."
+            evict, delay = lambda: self.kill(137, "Evicted", low), self._world.random.uniform(0.0, 20.0)
+            self._world.scheduler.spawn(Process("kubelet"), f"evict-{self.name}", evict, delay_seconds=delay)
 
     def end(self, code: int | None, reason: str = "", message: str = "") -> None:
         """The kubelet reports the end of the program; None: no code is known."""

@@ -9,6 +9,7 @@ from tiphys_controller import resume_run, start_run_once
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutoResumeLimits
+from tiphys_controller.cleanup import WorkflowPresence, find_stalled_runs
 from tiphys_plugin import PluginCore, PluginSettings
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 
@@ -119,9 +120,16 @@ class Controller:
             monotonic=lambda: world.scheduler.now,
         )
         reconciler = AutoResumeReconciler(dependencies, AutoResumeLimits())
+        uids = lambda: {workflow["metadata"]["uid"] for workflow in self._state.workflows.values()}  # noqa: E731
+        presence, clean_at = WorkflowPresence(cluster.name, lambda bound: bound.uid in uids()), 0.0
         while True:
             world.scheduler.sleep(world.random.uniform(10.0, 40.0))
             with contextlib.suppress(StoreError):
+                if world.scheduler.now >= clean_at:  # the janitor's round
+                    clean_at = world.scheduler.now + world.random.uniform(60.0, 600.0)
+                    for finding in find_stalled_runs(store, presence, utc_now()):
+                        if finding.remove is not None:
+                            finding.remove()
                 for run in list_runs(store):
                     with contextlib.suppress(ConflictError, NotFoundError):
                         reconciler.reconcile((NAMESPACE, run))
@@ -139,6 +147,10 @@ class Desk:
         self._state = state
         self._commands = 0
         self.failures: list[str] = []
+        self.on_command: Callable[[Process], None] = lambda _: None
+        """Called with the process of each command."""
+        self.answered: set[str] = set()
+        """Keys of starts that were answered."""
 
     def start(self, key: str, delay_seconds: float = 0.0) -> Actor:
         """``tiphys submit --key``, repeated until it is answered."""
@@ -151,15 +163,18 @@ class Desk:
                     self._world.scheduler.sleep(20.0)
                 else:
                     self._world.record("start answered", key=key, run=started.run, uid=started.uid)
+                    self.answered.add(key)
                     return
 
         return self._run(f"start-{key}", command, delay_seconds)
 
-    def resume(self, run: str, key: str = "") -> Actor:
-        """``tiphys resume``; under a key as an alert does it."""
+    def resume(self, run: str, key: str = "", *, force: bool = False) -> Actor:
+        """``tiphys resume``; under a key as an alert does it; with ``--force`` although the run may go on."""
 
         def command(store: SimulatedStore, cluster: SimulatedCluster) -> None:
-            resumed = resume_run(store, cluster, run, namespace=NAMESPACE, key=key)
+            if force:
+                self._world.record("forced", run=run)
+            resumed = resume_run(store, cluster, run, namespace=NAMESPACE, key=key, force=force)
             if key and resumed.submission is not None:
                 self._world.record("resume answered", key=key, run=run, submission=resumed.submission)
 
@@ -182,7 +197,7 @@ class Desk:
             commits = list_commits(store, f"{run}/fit")
             if not commits:
                 return
-            ref = self._world.random.choice(commits)
+            ref = self._world.random.choice((self._world.random.choice(commits), commits[-1]))  # the oldest goes next
             pin_checkpoint(store, ref, name, "chaos")
             fields = {"lineage": ref.lineage, "attempt": ref.attempt, "global_step": ref.global_step, "name": name}
             self._world.record("pinned", **fields)
@@ -197,6 +212,7 @@ class Desk:
     ) -> Actor:
         self._commands += 1
         process = Process(f"desk-{self._commands}-{name}")
+        self.on_command(process)
         store = SimulatedStore(self._world, process)
         cluster = SimulatedCluster(self._world, self._state, process)
 

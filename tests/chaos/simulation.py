@@ -1,6 +1,8 @@
 """One simulation: hours of faults, then time to recover, then what is left for the checker."""
 
+import json
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +51,12 @@ def simulate(seed: int, fault_seconds: float = FAULT_SECONDS) -> Outcome:
         replicas = [Replica(world, state, number) for number in (1, 2)]
         controllers = [Controller(world, state, number) for number in (1, 2)]
         argo = Argo(world, state, replicas)
-        faults = FaultInjector(world, state, argo, replicas, controllers, desk)
         keys = [f"nightly-{number}" for number in range(runs)]
+        faults = FaultInjector(world, state, argo, replicas, controllers, desk, keys)
         world.record("settings", seed=seed, keys=keys)
+        within = world.random.choice((60.0, min(_START_WITHIN_SECONDS, fault_seconds / 2)))  # all at once, or not
         for key in keys:
-            delay = world.random.uniform(0, min(_START_WITHIN_SECONDS, fault_seconds / 2))
+            delay = world.random.uniform(0, within)
             desk.start(key, delay)
             desk.start(key, delay + world.random.choice((0.0, 0.05, 5.0)))  # the request is sent twice
         scheduler.spawn(faults.process, "faults", faults.run)
@@ -65,11 +68,12 @@ def simulate(seed: int, fault_seconds: float = FAULT_SECONDS) -> Outcome:
 
         def recover() -> None:
             """People ask for what has not come to its end, now that nothing fails any more."""
-            while not _have_all_ended(argo, runs):
+            while len(statuses := _last_statuses(world)) < runs or set(statuses.values()) != {"Succeeded"}:
                 for key in keys:
-                    desk.start(key)
-                for run in sorted({pod.run for pod in argo.pods.values()} | set(argo.ends)):
-                    if argo.ends.get(run) != "Succeeded":
+                    if key not in desk.answered:
+                        desk.start(key)
+                for run, status in statuses.items():
+                    if status != "Succeeded":
                         desk.resume(run)
                 scheduler.sleep(300.0)
             scheduler.wait_for(
@@ -77,7 +81,7 @@ def simulate(seed: int, fault_seconds: float = FAULT_SECONDS) -> Outcome:
             )
             scheduler.sleep(1900.0)  # programs on nodes that were cut off are ended by now
             for _ in range(2):
-                for run in argo.ends:
+                for run in statuses:
                     collection = desk.collect(run)
                     scheduler.wait_for(lambda collection=collection: collection.has_ended)  # type: ignore[misc]
                 scheduler.sleep(200.0)
@@ -92,5 +96,11 @@ def simulate(seed: int, fault_seconds: float = FAULT_SECONDS) -> Outcome:
     return Outcome(seed, history, objects, digest, seconds, switches, crashes, settled)
 
 
-def _have_all_ended(argo: Argo, runs: int) -> bool:
-    return len(argo.ends) == runs and set(argo.ends.values()) == {"Succeeded"}
+def _last_statuses(world: World) -> dict[str, str]:
+    """The recorded status of the last submission of each run; empty without an end."""
+    claims = (
+        re.fullmatch(r"control/runs/([^/]+)/submissions/\d{9}", key[:-5]) for key in world.keys_below("control/runs/")
+    )
+    last = {claim[1]: claim[0] for claim in claims if claim}
+    ends = {run: world.objects.get(f"{claim}.end.json") for run, claim in last.items()}
+    return {run: json.loads(end[0])["status"] if end else "" for run, end in ends.items()}

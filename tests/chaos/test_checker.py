@@ -78,13 +78,13 @@ class Story:
 
     def claim(self, attempt: int, start: tuple[int, int] | None) -> None:
         starts_from = {"attempt": start[0], "global_step": start[1]} if start else None
-        self.create(f"{ATTEMPTS}{attempt:09d}.json", {"submission": 1, "starts_from": starts_from})
+        self.create(f"{ATTEMPTS}{attempt:09d}.json", {"submission": 1, "uid": "u1", "starts_from": starts_from})
 
-    def end(self, attempt: int, outcome: str) -> None:
-        self.create(f"{ATTEMPTS}{attempt:09d}.end.json", {"attempt": attempt, "outcome": outcome})
+    def end(self, attempt: int, outcome: str, by: str = "somebody") -> None:
+        self.create(f"{ATTEMPTS}{attempt:09d}.end.json", {"attempt": attempt, "outcome": outcome}, by)
 
-    def begin_pod(self, attempt: int, name: str = "") -> None:
-        fields = {"run": RUN, "step": "fit", "attempt": attempt, "gpus": 4}
+    def begin_pod(self, attempt: int, name: str = "", uid: str = "u1") -> None:
+        fields = {"run": RUN, "step": "fit", "attempt": attempt, "gpus": 4, "uid": uid}
         self.add("pod started", pod=name or f"pod-{attempt}", **fields)
 
     def commit(self, attempt: int, step: int, *, shard_first: bool = True, looks: bool = True) -> None:
@@ -136,7 +136,7 @@ def start_elsewhere(story: Story, start: tuple[int, int] | None) -> None:
     starts_from = {"attempt": start[0], "global_step": start[1]} if start else None
     for event in story.history:
         if event["event"] == "create" and event["key"] == f"{ATTEMPTS}000000002.json":
-            event["body"] = json.dumps({"submission": 1, "starts_from": starts_from})
+            event["body"] = json.dumps({"submission": 1, "uid": "u1", "starts_from": starts_from})
 
 
 def late_commit(story: Story, *, looks: bool) -> None:
@@ -147,6 +147,10 @@ def late_commit(story: Story, *, looks: bool) -> None:
 PINNED = {"lineage": f"{RUN}/fit", "attempt": 1, "global_step": 2, "name": "keep"}
 PIN_KEY = manifest_key(1, 2).replace("manifests", "pins").replace(".json", "/keep.json")
 SECOND_END = f"{ATTEMPTS}000000002.end.json"
+
+
+def end_before_pod(story: Story) -> None:
+    story.before("pod ended", lambda now: now.end(1, "fenced", by="plugin-1-1"), pod="pod-1")
 
 
 def delete_open(now: Story) -> None:
@@ -212,6 +216,11 @@ BROKEN: list[tuple[str, str, Change]] = [
             "workflow ended", lambda now: now.add("workflow created", name="b", uid="u2", run=RUN, submission=2)
         ),
     ),
+    (
+        "submission",
+        "a pod of another Workflow than the one that claimed the attempt",
+        lambda story: story.before("pod ended", lambda now: now.begin_pod(2, "other", "u2"), pod="pod-2"),
+    ),
     ("submission", "two answers", lambda story: story.add("start answered", key="nightly", run=RUN, uid="u2")),
     ("submission", "a key without a run", lambda story: story.without("start answered")),
     ("end", "an attempt without an end", lambda story: story.objects.pop(SECOND_END)),
@@ -220,6 +229,7 @@ BROKEN: list[tuple[str, str, Change]] = [
         "an end while the pod runs",
         lambda story: story.before("create", lambda now: now.begin_pod(2, "again"), key=SECOND_END),
     ),
+    ("end", "an end by a service while the pod of a stopped Workflow runs", lambda story: end_before_pod(story)),
     (
         "end",
         "done twice",
@@ -234,6 +244,11 @@ BROKEN: list[tuple[str, str, Change]] = [
     ("end", "a successor before the end", lambda story: story.without("create", key=f"{ATTEMPTS}000000001.end.json")),
     ("object", "a run that nothing lists", lambda story: story.delete(NEWEST)),
     ("object", "an open submission that nothing lists", lambda story: story.before("workflow created", delete_open)),
+    (
+        "object",
+        "a claim before its marker",
+        lambda story: story.before("create", delete_open, key=f"{CONTROL}/submissions/000000001.json"),
+    ),
     ("object", "unknown key", lambda story: story.create("control/runs/stray", {})),
     (
         "object",

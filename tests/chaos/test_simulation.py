@@ -16,7 +16,7 @@ from chaos.bugs import BUGS, NOT_FOUND_YET
 
 TESTS = Path(__file__).parent.parent
 QUICK_BUGS = ("manifest_before_shards", "running_workflow_ignored")
-MOST_SEEDS = 20
+MOST_SEEDS = 200
 
 
 def campaign(folder: Path, *options: str, hours: int = 1) -> subprocess.CompletedProcess[str]:

@@ -53,6 +53,8 @@ class World:
         self.history: list[dict[str, Any]] = []
         self.faults: list[Fault] = []
         """Those under way."""
+        self.before_write: Callable[[Process, str], None] = lambda *_: None
+        """Called before each write of a process with the key of the object, empty for one of the API server."""
         self._numbers = 0
 
     def keys_below(self, prefix: str, last: str = "") -> Iterator[str]:
@@ -202,6 +204,8 @@ class SimulatedStore:
 
     def _call(self, operation: str, key: str, effect: Callable[[], _Result]) -> _Result:
         world, process = self._world, self._process
+        if operation in ("create", "delete"):
+            world.before_write(process, key)
         world.travel("store slow", process)
         for kind, chance in (("store down", 1.0), ("cut off from the store", 1.0), ("store errors", 0.3)):
             if world.meets(kind, process, chance):
