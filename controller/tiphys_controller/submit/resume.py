@@ -20,14 +20,17 @@ from tiphys.records import (
     AttemptEndOutcome,
     Event,
     SubmissionClaim,
+    SubmissionEnd,
     SubmissionKind,
     task_name,
 )
 from tiphys.store import (
     RunLayout,
     Store,
+    Submission,
     append_events,
     claim_record,
+    end_submission,
     open_submission,
     pass_over_end,
     read_submissions,
@@ -38,6 +41,7 @@ from tiphys_controller.plan.drift import check_drift_allowed, format_drift
 from tiphys_controller.plan.observe import load_ends
 from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow, workflow_name
 from tiphys_controller.plan.step_state import AttemptId
+from tiphys_controller.run_phase import look_up_workflow
 from tiphys_controller.submit.fencing import fence_attempts, find_workflow_end
 from tiphys_controller.submit.idempotency import digest_idempotency_key
 from tiphys_controller.submit.plan_report import PlanRefusal, PlanReport, build_plan_report
@@ -336,6 +340,8 @@ def _find_earlier_result(store: Store, run_plan: RunPlan, request: ResumeRequest
 def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, options: _ResumeOptions) -> ResumeResult:
     run, request = run_plan.state.record.run, options.request
     if not run_plan.decisions.running_tasks:
+        if not options.dry_run:
+            _end_deleted_workflow(store, submitter, run_plan.last_submission)
         return ResumeResult(run, build_plan_report(run_plan, store.url))
     if options.dry_run:
         return ResumeResult(run, _report_plan(store, run_plan, force=options.force))
@@ -375,6 +381,17 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
         fenced_names,
         passed_over=passed_over,
     )
+
+
+def _end_deleted_workflow(store: Store, submitter: Submitter, last: Submission | None) -> None:
+    """Record the end of a Workflow that was deleted after its last step: it had an exit handler no more."""
+    lookup = look_up_workflow(last, submitter)
+    if last is None or last.binding is None or last.end is not None or lookup.live or not lookup.is_visible:
+        return
+    message = "its Workflow was deleted when all steps were done"
+    run, submission = last.claim.run, last.claim.submission
+    end = SubmissionEnd(run=run, submission=submission, status="Succeeded", message=message)
+    end_submission(store, end, may_be_resumed=False)
 
 
 def _find_damaged_ends(run_plan: RunPlan, force: bool) -> tuple[AttemptId, ...]:

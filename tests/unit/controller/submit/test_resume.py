@@ -27,7 +27,15 @@ from tiphys_controller.submit import resume
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, UsageError
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionBinding, SubmissionEnd, SubmissionKind
-from tiphys.store import RunLayout, Store, claim_record, read_events, read_record, read_submissions
+from tiphys.store import (
+    RunLayout,
+    Store,
+    claim_record,
+    list_open_submissions,
+    read_events,
+    read_record,
+    read_submissions,
+)
 
 RUN = "digits-1"
 LAYOUT = RunLayout(RUN)
@@ -71,6 +79,23 @@ def test_a_resume_submits_the_missing_steps(store: Store, submitter: FakeSubmitt
     [first, _] = manifest["spec"]["templates"][0]["dag"]["tasks"]
     key = f"{LAYOUT.outputs('prep', 1)}artifacts/data"
     assert first["arguments"] == {"artifacts": [{"name": "data", "s3": {"key": key}}]}
+
+
+def test_a_run_whose_workflow_was_deleted_after_its_last_step_has_ended(store: Store, submitter: FakeSubmitter) -> None:
+    start_run(store, submitter, pipeline_of(gated("prep")), RUN)
+    History(store, RUN).done("prep")
+    assert resume_run(store, submitter, RUN).submission is None
+    assert read_submissions(store, RUN)[-1].end is None  # its exit handler may be about to record it
+
+    submitter.delete(RUN)
+    resume_run(store, submitter, RUN, dry_run=True)
+    assert read_submissions(store, RUN)[-1].end is None
+    assert resume_run(store, submitter, RUN).submission is None
+
+    [submission] = read_submissions(store, RUN)
+    assert submission.end is not None
+    assert submission.end.status == "Succeeded"
+    assert list_open_submissions(store) == []
 
 
 def test_the_submission_is_recorded(store: Store, submitter: FakeSubmitter, history: History) -> None:
