@@ -94,7 +94,8 @@ class RunMarkers(NamedTuple):
 
     opened: dict[str, set[str]]
     ended: Iterator[tuple[str, str]]
-    """The newest first; pages are fetched as they are consumed. A name may be of no run."""
+    """The newest first, and perhaps names of no run. Pages are fetched as they are consumed; this adds the newest keys
+    of the open runs to ``opened``."""
 
 
 def list_run_markers(store: Store, most_open: int | None, since: datetime | None = None) -> RunMarkers:
@@ -103,7 +104,15 @@ def list_run_markers(store: Store, most_open: int | None, since: datetime | None
     for submission in list_open_submissions(store):
         opened[submission.run].add(submission.marker)
     first = dict(islice(opened.items(), most_open))
-    return RunMarkers(first, ((run, key) for run, key in list_newest_markers(store, since) if run not in first))
+
+    def ended() -> Iterator[tuple[str, str]]:
+        for run, key in list_newest_markers(store, since):
+            if run in first:
+                first[run].add(key)
+            else:
+                yield run, key
+
+    return RunMarkers(first, ended())
 
 
 def search_runs(

@@ -94,7 +94,6 @@ class RunTracker:
                     self._vanished.append(vanished)
             elif not vanished.is_end_recorded and vanished.workflow.phase != "Succeeded":
                 self._record_end(self.track(vanished.run_key), now, vanished=not vanished.workflow.finished)
-
         if len(self._runs) > _MAX_SETTLED_RUNS + len(self._workflows):
             self._forget_settled_runs()
 

@@ -18,7 +18,7 @@ from tiphys.errors import StoreError
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import SubmissionEnd, utc_now
 from tiphys.store import DirectoryStore, RunLayout, end_submission, open_submission, read_last_claim
-from tiphys.store.run_markers import newest_marker
+from tiphys.store.run_markers import OpenSubmission, newest_marker
 
 PIPELINE = pipeline_of(gated("prep"))
 
@@ -69,10 +69,13 @@ def test_a_resumed_run_is_noticed(store: CountingStore, submitter: FakeSubmitter
     assert (run.summary.submissions, run.summary.phase) == (2, RunPhase.INTERRUPTED)
 
 
+@pytest.mark.parametrize("first_stays_open", [False, True], ids=["closed", "open for an automatic resume"])
 def test_a_resume_that_began_and_ended_between_two_looks_is_noticed(
-    store: CountingStore, submitter: FakeSubmitter
+    store: CountingStore, submitter: FakeSubmitter, first_stays_open: bool
 ) -> None:
     finish(store, submitter, "digits-1")
+    if first_stays_open:
+        store.create(OpenSubmission(utc_now(), "digits-1", 1).marker, b"")
     index = RunIndex(store, submitter)
     index.refresh()
     claim = read_last_claim(store, "digits-1")

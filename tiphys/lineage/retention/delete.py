@@ -340,7 +340,7 @@ class Retention:
         self._tombstones.remove_all(ref)
 
     def _delete_orphans(self, plan: RetentionPlan) -> int:
-        """Delete the shards of interrupted saves, once per instance; return their bytes."""
+        """Delete the shards of interrupted saves and refused pins, once per instance; return their bytes."""
         if self._orphans_deleted:
             return 0
         orphans = self.list_orphans(plan)
