@@ -216,7 +216,9 @@ def test_a_program_that_dies_while_it_writes_goes_on_from_what_was_whole(run, op
     assert "attempt 2 resumes from step 10" in err
 
 
-@pytest.mark.parametrize("options", [MARKER, QUIET], ids=["marker", "quiet"])
+@pytest.mark.parametrize(
+    "options", [pytest.param(MARKER, id="marker"), pytest.param(QUIET, id="quiet", marks=pytest.mark.heavy)]
+)
 def test_program_that_dies_while_it_writes_goes_on_in_its_pod(run, options):
     line = f"test -z $TIPHYS_INCARNATION || unset FILE_TEAR_AT; {sys.executable} -m support.programs.file_trainer"
     restarts = {"TIPHYS_RESTART_CAUSES": "hang,infrastructure", "FILE_TEAR_AT": "15"}

@@ -25,8 +25,10 @@ LINES = (
 )
 
 
-@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("arguments", LINES, ids=" ".join)
+# Buffered, any text meets the closed pipe at its end. Unbuffered, click and Rich meet it at their first line.
+@pytest.mark.parametrize(
+    ("arguments", "buffered"), [*((line, True) for line in LINES), *((line, False) for line in LINES[:4])]
+)
 def test_a_closed_pipe_is_no_failure(
     arguments: list[str], buffered: bool, finished: Finished, engine_loaded: ForkingProcess
 ) -> None:
