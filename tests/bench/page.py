@@ -1,6 +1,7 @@
 """The pages quote the committed reports, and nothing else: ``python -m bench.page`` writes their tables again.
 
 `docs/benchmarks.md` has the whole table of each benchmark, and README few rows: those of `FRONT`, and all misses.
+`docs/comparison.md` has the table and the picture of what other tools make of the same faults.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ from bench.aims import Aim, Measured
 from bench.samples import median_of
 
 ROOT = Path(__file__).parents[2]
-PAGE, README = ROOT / "docs/benchmarks.md", ROOT / "README.md"
+PAGE, README, COMPARISON = ROOT / "docs/benchmarks.md", ROOT / "README.md", ROOT / "docs/comparison.md"
+BESIDE_PICTURE = ROOT / "docs/images/beside.svg"
 REPORTS = Path(__file__).parent / "reports"
 BENCHMARKS = ("checkpoint", "resume", "quota", "scale")
 """Each has a module ``report`` with ``WORDS`` for what it measures and a function ``block``."""
@@ -36,9 +38,10 @@ _TABLE_HEAD = ("| | measured (quartiles) | aim |", "|---|---|---|")
 
 
 def main() -> None:
-    """Write every table from its report."""
-    for path, write in ((PAGE, with_tables), (README, with_front_rows)):
+    """Write every table and picture from its report."""
+    for path, write in ((PAGE, with_tables), (README, with_front_rows), (COMPARISON, with_comparison)):
         path.write_text(write(path.read_text()))
+    BESIDE_PICTURE.write_text(_report_module("beside").picture(read_report("beside")))
 
 
 def publish(name: str, report: dict[str, Any], measured: Collection[str]) -> None:
@@ -94,6 +97,11 @@ def with_front_rows(text: str) -> str:
         front = tuple(f"| {words[one]} |" for one in chosen)
         lines += [row for row in table if row.startswith(front) or _MISSED in row]
     return inserted(text, "*.json", lines)
+
+
+def with_comparison(text: str) -> str:
+    """``text`` with what became of the same training by each tool."""
+    return inserted(text, "beside.json", _report_module("beside").block(read_report("beside")))
 
 
 def _report_module(name: str) -> Any:
