@@ -58,9 +58,11 @@ class Trial:
         if self.fault.resubmits:
             self._submit_after_deletion()
         deadline = time.monotonic() + LONGEST_SECONDS
-        while any(name not in FINISHED for name in self.phases()) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            phases = self.phases()
+            if all(name in FINISHED for name in phases) and not self._retry_by_hand(phases):
+                break
             time.sleep(_POLL_SECONDS)
-            self._retry_by_hand()
         for document in self._documents():
             if phase(document) != "Succeeded":
                 say(describe_failure(document))
@@ -164,11 +166,15 @@ class Trial:
             self.submit()
             self.actions.append("`argo submit`")
 
-    def _retry_by_hand(self) -> None:
-        failed = any(name in ("Failed", "Error") for name in self.phases())
-        if self.contender.retries_by_hand and failed and self.actions.count("`argo retry`") < _RETRIES_BY_HAND:
-            self._argo("retry", self.workflows[-1])
-            self.actions.append("`argo retry`")
+    def _retry_by_hand(self, phases: list[str]) -> bool:
+        """`argo retry`, where a person does that and the newest Workflow has failed; whether it was called."""
+        if not self.contender.retries_by_hand or phases[-1] == "Succeeded":
+            return False
+        if self.actions.count("`argo retry`") >= _RETRIES_BY_HAND:
+            return False
+        self._argo("retry", self.workflows[-1])
+        self.actions.append("`argo retry`")
+        return True
 
     def _newest(self, prefix: str) -> str:
         """The largest of the objects that were written last."""

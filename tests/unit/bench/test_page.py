@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from bench import page
 from bench.aims import Aim
+from bench.beside import report as beside
 from bench.checkpoint import report as checkpoint
 from bench.page import (
+    BESIDE_PICTURE,
+    COMPARISON,
     PAGE,
     README,
     code_digest,
@@ -15,6 +18,7 @@ from bench.page import (
     inserted,
     read_report,
     rows,
+    with_comparison,
     with_front_rows,
     with_tables,
 )
@@ -72,11 +76,19 @@ def test_a_page_without_a_place_for_it_is_refused():
         inserted("# Tiphys\n", "checkpoint.json", [])
 
 
-@pytest.mark.parametrize(("path", "write"), [(PAGE, with_tables), (README, with_front_rows)])
-def test_a_page_quotes_the_committed_reports(path: Path, write: Callable[[str], str]):
+@pytest.mark.parametrize(
+    ("path", "write", "held"),
+    [(PAGE, with_tables, "| ≥ "), (README, with_front_rows, "| ≥ "), (COMPARISON, with_comparison, "| right, ")],
+)
+def test_a_page_quotes_the_committed_reports(path: Path, write: Callable[[str], str], held: str):
     text = path.read_text()
     assert write(text) == text, "run `PYTHONPATH=tests python -m bench.page`"
-    assert "| ≥ " in text
+    assert held in text
+
+
+def test_the_picture_of_the_comparison_is_that_of_the_committed_report():
+    assert BESIDE_PICTURE.read_text() == beside.picture(read_report("beside")), "run `python -m bench.page`"
+    assert f"images/{BESIDE_PICTURE.name})" in COMPARISON.read_text()
 
 
 def test_figures_older_than_the_code_that_they_measure_are_named():
