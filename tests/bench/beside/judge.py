@@ -34,7 +34,8 @@ class Note(NamedTuple):
 
     @property
     def process(self) -> int:
-        return int(self.life.partition(".")[2])
+        """Its id in the pod."""
+        return int(self.life.partition(".")[2].partition("-")[0])
 
 
 def read_note(key: str) -> Note:

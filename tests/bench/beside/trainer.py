@@ -43,15 +43,17 @@ def digest(weights: Weights) -> str:
 
 
 class Journal:
-    """Notes in a bucket: time, kind, step, pod, process and what else there is, as the key of an empty object."""
+    """Notes in a bucket: time, kind, step, pod, process with a random word, and what else there is, as the key of an empty object."""
 
     def __init__(self, client: Any, bucket: str, prefix: str, pod: str) -> None:
-        self.client, self.bucket, self.prefix, self.pod = client, bucket, prefix, pod
+        self.client, self.bucket, self.prefix = client, bucket, prefix
+        # `argo retry` makes a pod of the same name, whose program may have the same process id.
+        self.life = f"{pod}.{os.getpid()}-{os.urandom(4).hex()}"
         found = client.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/journal/")
         self.was_killed = any(".killing." in entry["Key"] for entry in found.get("Contents", []))
 
     def note(self, kind: str, step: int, words: str = "") -> None:
-        key = f"{time.time_ns():020d}.{kind}.{step}.{self.pod}.{os.getpid()}.{words}"
+        key = f"{time.time_ns():020d}.{kind}.{step}.{self.life}.{words}"
         self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}/journal/{key}", Body=b"")
 
     @contextmanager

@@ -9,6 +9,7 @@
 """
 
 import json
+import os
 import pickle
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +22,7 @@ from bench.beside.contenders import CONTENDERS, Case
 from bench.beside.faults import FAULTS
 from bench.beside.judge import History, Note, happened, judge, read_note
 from bench.beside.report import block, merged, picture
+from bench.beside.trial import Trial
 
 EXPECTED, OTHER = "feed", "dead"
 CASE = Case("beside-1", "registry.example.com/image:1", "s3://bucket/tiphys", "bucket", kills_in_save=True)
@@ -109,6 +111,19 @@ def test_a_run_replaces_only_the_trials_that_it_made() -> None:
     assert after == {"trials": {"retry": {"kill": 2, "pod": 1}, "tiphys": {"kill": 1}}, "settings": "new"}
 
 
+@pytest.mark.parametrize(("name", "calls"), [("by_hand", 2), ("retry", 0)])
+def test_a_person_retries_a_failed_workflow_where_the_contender_needs_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, calls: int
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Trial, "_argo", lambda _, *arguments: asked.append(arguments))
+    trial = Trial(None, None, CONTENDERS[name], FAULTS["kill"], CASE, ["beside-1-x"])
+    retried = [trial._retry_by_hand([phase]) for phase in ("Failed", "Error", "Succeeded")]
+    assert retried == [bool(calls), bool(calls), False]
+    assert asked == [("retry", "beside-1-x")] * calls
+    assert trial.actions == ["`argo retry`"] * calls
+
+
 class Bucket:
     """The four calls of an S3 client that a training makes."""
 
@@ -145,6 +160,14 @@ def test_a_folder_of_checkpoints_goes_on_from_its_newest_file(bucket: Bucket, tm
     notes = [read_note(key.removeprefix("case/journal/")) for key in bucket.objects]
     assert [note.step for note in notes] == list(range(51, 61))
     assert {(note.kind, note.pod) for note in notes} == {("step", "pod-1")}
+
+
+def test_processes_with_the_same_pod_and_id_are_told_apart(bucket: Bucket) -> None:
+    for _ in range(2):
+        journal(bucket).note("begin", 0)
+    first, second = (read_note(key.removeprefix("case/journal/")) for key in bucket.objects)
+    assert (first.pod, first.process) == (second.pod, second.process) == ("pod-1", os.getpid())
+    assert first.life != second.life
 
 
 def test_objects_of_checkpoints_go_on_and_a_wrong_bit_stays_in_the_result(bucket: Bucket) -> None:
