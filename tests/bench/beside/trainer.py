@@ -43,7 +43,7 @@ def digest(weights: Weights) -> str:
 
 
 class Journal:
-    """Notes in a bucket: time, kind, step, pod, process with a random word, and what else there is, as the key of an empty object."""
+    """Notes in a bucket, as keys of empty objects: time, kind, step, pod, process with a random word, and words."""
 
     def __init__(self, client: Any, bucket: str, prefix: str, pod: str) -> None:
         self.client, self.bucket, self.prefix = client, bucket, prefix
