@@ -41,7 +41,6 @@ from tiphys_controller.plan.drift import check_drift_allowed, format_drift
 from tiphys_controller.plan.observe import load_ends
 from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow, workflow_name
 from tiphys_controller.plan.step_state import AttemptId
-from tiphys_controller.run_phase import look_up_workflow
 from tiphys_controller.submit.fencing import fence_attempts, find_workflow_end
 from tiphys_controller.submit.idempotency import digest_idempotency_key
 from tiphys_controller.submit.plan_report import PlanRefusal, PlanReport, build_plan_report
@@ -60,10 +59,11 @@ from tiphys_controller.submit.submission import (
     choose_next_submission,
     create_and_bind,
     find_workflow,
+    is_bound_workflow,
     recover_created_workflow,
     submission_cluster,
 )
-from tiphys_controller.submit.submitter import LiveWorkflow, Submitter
+from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_stable_cluster_name
 from tiphys_controller.submit.takeovers import record_live_workflow, record_takeovers
 
 
@@ -341,7 +341,7 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     run, request = run_plan.state.record.run, options.request
     if not run_plan.decisions.running_tasks:
         if not options.dry_run:
-            _end_deleted_workflow(store, submitter, run_plan.last_submission)
+            _end_deleted_workflow(store, submitter, run_plan.last_submission, options.gone_cluster)
         return ResumeResult(run, build_plan_report(run_plan, store.url))
     if options.dry_run:
         return ResumeResult(run, _report_plan(store, run_plan, force=options.force))
@@ -383,12 +383,19 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     )
 
 
-def _end_deleted_workflow(store: Store, submitter: Submitter, last: Submission | None) -> None:
-    """Record the end of a Workflow that was deleted after its last step: it had an exit handler no more."""
-    lookup = look_up_workflow(last, submitter)
-    if last is None or last.binding is None or last.end is not None or lookup.live or not lookup.is_visible:
+def _end_deleted_workflow(store: Store, submitter: Submitter, last: Submission | None, gone_cluster: str) -> None:
+    """Record the end of a Workflow that was deleted, or lost with its cluster, after its last step.
+
+    Its exit handler, which would have recorded it, did not run any more.
+    """
+    if last is None or last.binding is None or last.end is not None:
         return
-    message = "its Workflow was deleted when all steps were done"
+    if last.binding.cluster != gone_cluster:
+        is_visible = last.binding.cluster == submitter.cluster and is_stable_cluster_name(submitter.cluster)
+        live = find_workflow(submitter, last) if is_visible else None
+        if not is_visible or (live is not None and is_bound_workflow(last, live)):
+            return
+    message = "its Workflow was gone when all steps were done"
     run, submission = last.claim.run, last.claim.submission
     end = SubmissionEnd(run=run, submission=submission, status="Succeeded", message=message)
     end_submission(store, end, may_be_resumed=False)

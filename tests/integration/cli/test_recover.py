@@ -5,6 +5,7 @@
 | has begun | on the lost cluster, without an end | resumes it |
 | is claimed for the new cluster, never sent | as after a crash of recover | sends it |
 | has ended | on the lost cluster | leaves it |
+| had done all its steps | on the lost cluster, without an end | records its end |
 | another tenant's | on the lost cluster | names the namespace |
 | elsewhere | on a third cluster, or a local engine | leaves it |
 | damaged | on the lost cluster | refuses it, and goes on |
@@ -136,6 +137,21 @@ def test_recover_sends_what_a_crash_has_left_unsent(
     assert [run.workflow_name for run in recovered] == ["digits-2"]
     assert [submission.claim.submission for submission in read_submissions(store, "digits")] == [1, 2]
     assert list_lost_runs(store, new.cluster, LOST) == found[1:]
+
+
+def test_recover_ends_a_run_that_had_done_all_its_steps(
+    lost: FakeSubmitter, store: DirectoryStore, tmp_path: Path
+) -> None:
+    start_run(store, lost, PIPELINE, "complete", namespace="ml")
+    for step in ("prep", "fit"):
+        History(store, "complete").done(step)
+    new = FakeSubmitter(tmp_path / "new", "kubernetes:new")
+    found = [run for run in list_lost_runs(store, new.cluster, LOST) if run.run == "complete"]
+    assert [run.workflow_name for run in recover_runs(store, new, found, jobs=1)] == [""]
+    [submission] = read_submissions(store, "complete")
+    assert submission.end is not None
+    assert submission.end.status == "Succeeded"
+    assert "complete" not in {run.run for run in list_lost_runs(store, new.cluster, LOST)}
 
 
 def test_recover_goes_on_after_a_run_that_is_refused(

@@ -70,7 +70,7 @@ def test_a_training_that_does_not_end_right_is_told_apart(history: History, outc
     assert judge(history, EXPECTED)["outcome"] == outcome
 
 
-def test_two_submissions_of_which_one_is_wrong_are_wrong() -> None:
+def test_submission_that_is_wrong_makes_both_wrong() -> None:
     history = killed(phases=("Succeeded", "Succeeded"), target="")
     both = History([*history.notes, Note(30.0, "done", 9, "pod-3.7", OTHER)], history.phases, "two Workflows")
     assert judge(both, EXPECTED)["outcome"] == "wrong silently"
