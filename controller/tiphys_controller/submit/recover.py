@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from tiphys.errors import TiphysError
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
-from tiphys.store import Store, Submission, list_open_submissions, read_submissions
+from tiphys.store import Store, list_open_submissions, read_submissions
 from tiphys_controller.submit.resume import resume_run
-from tiphys_controller.submit.submission import submission_cluster
+from tiphys_controller.submit.submission import find_workflow, is_bound_workflow, submission_cluster
 from tiphys_controller.submit.submitter import Submitter
 
 _READERS = 16
@@ -33,31 +33,40 @@ class RecoveredRun(NamedTuple):
     """Why it was refused."""
 
 
-def list_lost_runs(store: Store, present: str, cluster: str = "") -> list[LostRun]:
-    """The runs whose newest submission has no recorded end and went to another cluster than ``present``; by name.
+def list_lost_runs(store: Store, submitter: Submitter, cluster: str = "", namespace: str = "") -> list[LostRun]:
+    """The runs without a recorded end that were last sent to ``cluster``, by name.
 
-    A run that was claimed for ``present`` and never sent, as after a crash of `recover_runs`, is still with the cluster
-    that it had before.
+    A run that was claimed for the cluster of ``submitter`` and never sent, as after a crash of `recover_runs`, is still
+    with the cluster that it had before.
 
     Args:
         store: The store; of its runs those with an open submission are read.
-        present: Name of the cluster that is there.
-        cluster: Only the runs of this cluster; empty for all.
+        submitter: The cluster that is there.
+        cluster: Name of a cluster; empty for all others than that of ``submitter``. Of that one, as after etcd was lost
+            and its certificates were kept, only runs are lost whose Workflow is gone.
+        namespace: Only runs of this namespace; empty for all.
     """
+    present = submitter.cluster
     opened = sorted({submission.run for submission in list_open_submissions(store)})
+
+    def find(run: str) -> LostRun | None:
+        submissions = read_submissions(store, run)
+        sent = [
+            submission for submission in submissions if submission.binding or submission_cluster(submission) != present
+        ]
+        last = sent[-1] if sent else None
+        if last is None or last.end or namespace not in ("", last.claim.namespace):
+            return None
+        where = submission_cluster(last)
+        is_wanted = where == cluster if cluster else where != present
+        if not is_wanted or not where or where.startswith(LOCAL_CLUSTER_PREFIX):
+            return None
+        if where == present and (live := find_workflow(submitter, last)) and is_bound_workflow(last, live):
+            return None
+        return LostRun(run, where, last.claim.namespace)
+
     with ThreadPoolExecutor(_READERS) as readers:
-        submissions = readers.map(lambda run: read_submissions(store, run), opened)
-        found = [_find_lost_run(listed, present) for listed in submissions]
-    return [lost for lost in found if lost and cluster in ("", lost.cluster)]
-
-
-def _find_lost_run(submissions: Sequence[Submission], present: str) -> LostRun | None:
-    sent = [one for one in submissions if one.binding or submission_cluster(one) != present]
-    if not sent or sent[-1].end or submission_cluster(sent[-1]).startswith(LOCAL_CLUSTER_PREFIX):
-        return None
-    last = sent[-1]
-    cluster = submission_cluster(last)
-    return LostRun(last.claim.run, cluster, last.claim.namespace) if cluster not in ("", present) else None
+        return [lost for lost in readers.map(find, opened) if lost]
 
 
 def count_lost_runs(lost: Sequence[LostRun]) -> list[tuple[str, str, int]]:
@@ -78,8 +87,9 @@ def recover_runs(store: Store, submitter: Submitter, lost: Sequence[LostRun], jo
     """
 
     def recover(run: LostRun) -> RecoveredRun:
+        gone = run.cluster if run.cluster != submitter.cluster else ""
         try:
-            resumed = resume_run(store, submitter, run.run, namespace=run.namespace, gone_cluster=run.cluster)
+            resumed = resume_run(store, submitter, run.run, namespace=run.namespace, gone_cluster=gone)
         except TiphysError as error:
             return RecoveredRun(run.run, message=str(error))
         return RecoveredRun(run.run, resumed.workflow_name)

@@ -25,14 +25,14 @@ from hera_pipelines.cli.shared_options import (
 )
 from hera_pipelines.cli.start.submission import DryRunOption
 from hera_pipelines.cli.target import cluster_submitter
-from tiphys.errors import NotFoundError, TiphysError, UsageError
+from tiphys.errors import NotFoundError, TiphysError
 from tiphys.store import Store
 
 EXAMPLES = """\b
 Examples:
   tiphys recover --store s3://ml-runs/tiphys
-  tiphys recover kubernetes:5f1c2d7e-0c4b-4f0e-9d43-6f3f1b6f2a10 -n ml --dry-run
-  tiphys recover kubernetes:5f1c2d7e-0c4b-4f0e-9d43-6f3f1b6f2a10 -n ml
+  tiphys recover kubernetes:5f1c2d7e0c4b -n ml --dry-run
+  tiphys recover kubernetes:5f1c2d7e0c4b -n ml
 """
 
 
@@ -60,18 +60,20 @@ def recover(
     resume` does: finished steps are skipped, and training steps start from their
     newest valid checkpoints. Only do this when that cluster runs nothing any more.
     Should it still, the new attempts fence the old ones, which then cannot commit.
+    The cluster of the kubeconfig may be named itself, as after its etcd was lost:
+    then those runs are resumed whose Workflows are gone from it.
 
     It may be interrupted and repeated: a run that was sent here is not lost any more.
     """
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
     submitter, namespace = cluster_submitter(cluster, screen.note)
-    if lost_cluster == submitter.cluster:
-        raise UsageError(f"{lost_cluster} is the cluster of this kubeconfig; its runs go on by themselves")
-    found = list_lost_runs(run_store, submitter.cluster, lost_cluster)
     if not lost_cluster:
-        _show_clusters(screen, run_store, found, output)
+        _show_clusters(screen, run_store, list_lost_runs(run_store, submitter), output)
+        screen.note(f"this cluster is {submitter.cluster}: name it to resume runs whose Workflows are gone from it")
         return
+    is_here = lost_cluster == submitter.cluster
+    found = list_lost_runs(run_store, submitter, lost_cluster, namespace if is_here else "")
     lost = [run for run in found if run.namespace == namespace]
     for _, other, count in count_lost_runs(found):
         if other != namespace:

@@ -6,6 +6,7 @@
 | is claimed for the new cluster, never sent | as after a crash of recover | sends it |
 | has ended | on the lost cluster | leaves it |
 | had done all its steps | on the lost cluster, without an end | records its end |
+| has begun | on the cluster itself, where its Workflow is gone | resumes it |
 | another tenant's | on the lost cluster | names the namespace |
 | elsewhere | on a third cluster, or a local engine | leaves it |
 | damaged | on the lost cluster | refuses it, and goes on |
@@ -21,9 +22,11 @@ from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.fakes.submitter import FakeSubmitter
 from support.servers.kube_server import KubeServer, serving
 from tiphys_controller import Submitter, start_run
+from tiphys_controller.kubernetes import KubernetesSubmitter
 from tiphys_controller.submit.recover import list_lost_runs, recover_runs
 
 from tiphys.kube import identify_cluster
+from tiphys.kube.resources import WORKFLOWS
 from tiphys.records import AttemptEndOutcome, SubmissionEnd
 from tiphys.store import DirectoryStore, RunLayout, read_attempt_end, read_submissions
 
@@ -127,16 +130,16 @@ def test_recover_sends_what_a_crash_has_left_unsent(
 ) -> None:
     new = FakeSubmitter(tmp_path / "new", "kubernetes:new")
     monkeypatch.setenv("TIPHYS_FAILPOINTS", "resume.after_claim=raise")
-    found = list_lost_runs(store, new.cluster, LOST)
+    found = list_lost_runs(store, new, LOST)
     [refused] = recover_runs(store, new, found[:1], jobs=1)
     assert "failpoint resume.after_claim is set to raise" in refused.message
     monkeypatch.delenv("TIPHYS_FAILPOINTS")
     assert read_submissions(store, "digits")[-1].claim.cluster == new.cluster
-    assert list_lost_runs(store, new.cluster, LOST) == found
+    assert list_lost_runs(store, new, LOST) == found
     recovered = list(recover_runs(store, new, found[:1], jobs=4))
     assert [run.workflow_name for run in recovered] == ["digits-2"]
     assert [submission.claim.submission for submission in read_submissions(store, "digits")] == [1, 2]
-    assert list_lost_runs(store, new.cluster, LOST) == found[1:]
+    assert list_lost_runs(store, new, LOST) == found[1:]
 
 
 def test_recover_ends_a_run_that_had_done_all_its_steps(
@@ -146,12 +149,12 @@ def test_recover_ends_a_run_that_had_done_all_its_steps(
     for step in ("prep", "fit"):
         History(store, "complete").done(step)
     new = FakeSubmitter(tmp_path / "new", "kubernetes:new")
-    found = [run for run in list_lost_runs(store, new.cluster, LOST) if run.run == "complete"]
+    found = [run for run in list_lost_runs(store, new, LOST) if run.run == "complete"]
     assert [run.workflow_name for run in recover_runs(store, new, found, jobs=1)] == [""]
     [submission] = read_submissions(store, "complete")
     assert submission.end is not None
     assert submission.end.status == "Succeeded"
-    assert "complete" not in {run.run for run in list_lost_runs(store, new.cluster, LOST)}
+    assert "complete" not in {run.run for run in list_lost_runs(store, new, LOST)}
 
 
 def test_recover_goes_on_after_a_run_that_is_refused(
@@ -166,9 +169,14 @@ def test_recover_goes_on_after_a_run_that_is_refused(
     assert len(server.objects("workflows")) == 2
 
 
-def test_recover_refuses_the_cluster_that_is_there(
-    tiphys: Command, lost: FakeSubmitter, store: DirectoryStore, kubeconfig: Path, server: KubeServer
+def test_recover_resumes_runs_whose_workflows_are_gone_from_the_cluster_itself(
+    tiphys: Command, store: DirectoryStore, kubeconfig: Path, server: KubeServer
 ) -> None:
-    here = identify_cluster(server.api("ml"))
-    answer = tiphys("recover", here, "--store", store.url, "--kubeconfig", kubeconfig)
-    assert (answer.code, "its runs go on by themselves" in answer.error) == (2, True)
+    api = server.api("ml")
+    here = KubernetesSubmitter(api, identify_cluster(api))
+    for run in ("kept", "gone"):
+        begun(store, here, run)
+    api.delete(WORKFLOWS, "ml", "gone")
+    answer = tiphys("recover", here.cluster, "--store", store.url, "--kubeconfig", kubeconfig)
+    assert answer.code == 0
+    assert sorted(one["metadata"]["name"] for one in server.objects("workflows")) == ["gone-2", "kept"]
