@@ -90,7 +90,11 @@ def fit(
             self.batches += 1
             if self.batches == stop_at:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return self.layers(batch / 8).square().mean()
+            loss = self.layers(batch / 8).square().mean()
+            if not self.automatic_optimization:
+                self.manual_backward(loss)
+                self.optimizers().step()
+            return loss
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.layers(batch)
@@ -111,7 +115,7 @@ def fit(
         asynchronous=options.pop("asynchronous", False),
     ) as session:
         trainer = lightning.Trainer(
-            max_steps=until,
+            **({"max_epochs": options.pop("epochs")} if "epochs" in options else {"max_steps": until}),
             callbacks=[CheckpointCallback(session), *options.pop("callbacks", ())],
             accelerator="cpu",
             devices=1,
@@ -123,7 +127,9 @@ def fit(
             accumulate_grad_batches=options.pop("accumulate", 1),
         )
         module = Module()
-        trainer.fit(module, options.pop("loader", None) or Loader(), **options)
+        module.automatic_optimization = not options.pop("manual", False)
+        loader = options.pop("loader") if "loader" in options else Loader()
+        trainer.fit(module, loader, **options)
     return trainer
 
 
@@ -158,11 +164,46 @@ class LoaderOfOneState(Loader):
         return {"epoch": self.epoch + self.position // EPOCH, "position": self.position % EPOCH}
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Rows in their order; Lightning does not know how many."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Any:
+        self.position %= 4 * EPOCH
+        while self.position < 4 * EPOCH:
+            self.position += 1
+            yield torch.full((8,), float(self.position))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class StreamWithLength(Stream):
+    def __len__(self) -> int:
+        return 4 * EPOCH
+
+
+def stream_loader() -> Any:
+    return StatefulDataLoader(StreamWithLength(), 4)
+
+
+def test_data_of_unknown_length_are_said_to_lose_a_batch(capsys):
+    said = "one batch ahead of data whose length is unknown"
+    for data, is_said in ((Stream(), True), (StreamWithLength(), False)):
+        fit(MemoryStore(), 2, name="lightning.pytorch", seed=1, loader=StatefulDataLoader(data, 4))
+        assert (said in capsys.readouterr().err) == is_said
+
+
 def stateful_loader() -> Any:
     return StatefulDataLoader(torch.arange(EPOCH).repeat(8, 1).T.repeat_interleave(4, 0).float(), 4, shuffle=True)
 
 
-@pytest.mark.parametrize("make_loader", [Loader, LoaderOfOneState, stateful_loader])
+@pytest.mark.parametrize("make_loader", [Loader, LoaderOfOneState, stateful_loader, stream_loader])
 @pytest.mark.parametrize("interrupted", [(4, 9), (EPOCH, 2 * EPOCH), (EPOCH - 1, EPOCH, EPOCH + 1)])
 def test_batches_and_epochs_of_a_loader_that_resumes_are_those_of_a_fit_that_was_not(make_loader, interrupted):
     """Lightning alone passes an epoch without a step after a restore at the end of one."""
@@ -224,6 +265,16 @@ def test_steps_and_total_are_reported_without_a_line_of_the_program(name):
     reported = read_training_progress(store, LINEAGE)
     assert reported is not None
     assert (reported.global_step, reported.total_steps) == (STEPS, STEPS)
+
+
+@pytest.mark.parametrize(("manual", "total"), [(False, EPOCH), (True, None)])
+def test_total_is_unknown_where_the_module_steps_its_optimizers_itself(manual, total):
+    """Lightning counts the steps of all optimizers, and estimates batches."""
+    fit(store := MemoryStore(), 0, name="lightning.pytorch", seed=1, epochs=1, manual=manual)
+
+    reported = read_training_progress(store, LINEAGE)
+    assert (reported.total_steps if reported else None) == total
+    assert list_commits(store, LINEAGE)[0] == ref(1, EPOCH)
 
 
 def test_accumulated_gradients_are_never_lost_between_two_checkpoints():

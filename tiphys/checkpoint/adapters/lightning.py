@@ -24,6 +24,7 @@ from typing import Any
 from tiphys.checkpoint.adapters.pytorch import random_state, set_random_state
 from tiphys.checkpoint.adapters.tensors import decode_tensors, encode_tensors
 from tiphys.checkpoint.session import Session
+from tiphys.checkpoint.telemetry.events import log_once
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import EX_TEMPFAIL
 
@@ -73,10 +74,18 @@ class CheckpointCallback(Callback):
             self._loaders = fit["state_dict"].get("combined_loader") or []
         trainer._checkpoint_connector._loaded_checkpoint = checkpoint
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Learn the number of steps; raise `UsageError` unless the trainer resumed from the restored checkpoint."""
-        if self._session.total_steps is None and math.isfinite(total := trainer.estimated_stepping_batches):
+        # A module that steps its optimizers itself makes any number of steps in a batch.
+        is_known = pl_module.automatic_optimization or trainer.max_steps != -1
+        total = trainer.estimated_stepping_batches if is_known else math.inf
+        if self._session.total_steps is None and math.isfinite(total):
             self._session.total_steps = int(total)
+        if trainer.fit_loop._data_fetcher.length is None and hasattr(trainer.train_dataloader, "state_dict"):
+            log_once(
+                "Lightning reads one batch ahead of data whose length is unknown, so a restore leaves that batch out; "
+                "give the data set, or the loader, a __len__ with the length of an epoch"
+            )
         if self._restored_step is None:
             return
         if trainer.ckpt_path:
