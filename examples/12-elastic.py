@@ -1,8 +1,8 @@
 """Training on two to four nodes: after the loss of a node, torchrun continues with the others in the same attempt.
 
 An attempt starts with up to four free nodes, and with at least two. The GPUs of
-a lost node return to the queue. Preemption takes nodes above the minimum before
-it ends the whole training.
+a lost node return to the queue; when GPUs are idle, the attempt gets another node.
+Preemption takes nodes above the minimum before it ends the whole training.
 """
 
 from hera.workflows import DAG

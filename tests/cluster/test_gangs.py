@@ -17,6 +17,7 @@ manifest that compile made, creates the Job, and asks to admit and to conclude.
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from tiphys_controller.kubernetes.writer import ClusterWriter
 from tiphys_plugin import PluginCore, Queues, SqliteLedger
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 from tiphys_plugin.quota.lease import Admitted, Deferred
+from tiphys_plugin.quota.ledger import transitions
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 from tiphys.kube import KubeApi, ListSnapshot
@@ -302,6 +304,29 @@ def test_an_elastic_one_goes_on_without_a_lost_member_and_gives_its_gpus_back(tr
     training.cluster.wait("it has succeeded", lambda: training.verdict() in ("SuccessCriteriaMet", "Complete"))
     message = training.end_try("Succeeded", expected="Succeeded")
     assert message == "Attempt 1 is done: no outputs to be verified; 2 of its 4 nodes were left in the end"
+
+
+@pytest.mark.parametrize("training", [ELASTIC], indirect=True, ids=["elastic"])
+def test_an_elastic_one_gets_another_member_for_a_lost_one(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "GROWTH_EVERY", timedelta(0))
+    training.begin()
+    looking = training.core.preemption_loop()
+
+    def members() -> int:
+        looking.run_once()
+        [lease] = training.ledger.snapshot().leases
+        return lease.request.members
+
+    training.delete(3)
+    training.cluster.wait("the lost member is counted", lambda: members() == RANKS - 1)
+    training.cluster.wait("the GPUs of another are granted", lambda: members() == RANKS)
+    met = f"node {RANKS} of 2:4 has met the others"
+    training.cluster.wait("the other member runs", lambda: training.logs(met) == [met])
+    assert members() == RANKS
+    assert training.verdict() == "", "it goes on"
+    training.exit(0, 0)
+    training.cluster.wait("it has succeeded", lambda: training.verdict() in ("SuccessCriteriaMet", "Complete"))
+    assert training.end_try("Succeeded", expected="Succeeded") == "Attempt 1 is done: no outputs to be verified"
 
 
 @pytest.mark.parametrize("training", [ELASTIC], indirect=True, ids=["elastic"])

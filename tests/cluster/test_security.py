@@ -28,7 +28,7 @@ from support.builders.argo_objects import NARRATED
 from support.builders.ledger import ask as ask_for
 from support.fakes.task_sets import task_set
 from support.stories.plugin import Flow, fit, gpus, workflow
-from tiphys_plugin.quota.lease import Admitted, Lease, LedgerState, PreemptionNotice
+from tiphys_plugin.quota.lease import Admitted, Growth, Lease, LedgerState, PreemptionNotice
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
@@ -47,7 +47,14 @@ from tiphys.kube.resources import (
 )
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
-from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, GangSpec, gang_name
+from tiphys.protocol.gang import (
+    GANG_LABEL,
+    MEMBER_GATE,
+    NODE_ANNOTATION,
+    WORKFLOW_UID_LABEL,
+    GangSpec,
+    gang_name,
+)
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STEP_LABEL, STORE_ANNOTATION
 from tiphys.protocol.workflow_nodes import NODE_NAME_ANNOTATION
 from tiphys.records import Cause, utc_now
@@ -180,8 +187,43 @@ class Tenant:
             body = {"metadata": {"annotations": {"touched": str(index)}}}
             self.api.patch(WORKFLOW_TASK_SETS, self.namespace, self.name, body)
 
-    def be_asked_to_leave(self, home: str) -> None:
-        """A pod of an attempt that holds GPUs, and has just been asked to leave for another."""
+    def grow(self) -> Lease:
+        """An elastic gang of one pod behind a gate, whose lease has been granted another one."""
+        instance = f"{self.name}.wide"
+        step = {"step": "wide", "namespace": self.namespace, "run": self.name, "instance": instance}
+        held = ask_for(2, self.uid, members=2, min_members=1, max_members=2, **step)
+        name = gang_name(self.name, "wide", 1)
+        labels = {
+            RUN_LABEL: self.name,
+            ATTEMPT_LABEL: "1",
+            STEP_LABEL: "wide",
+            GANG_LABEL: name,
+            WORKFLOW_UID_LABEL: self.uid,
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "schedulerName": "nobody",
+            "schedulingGates": [{"name": MEMBER_GATE}],
+            "containers": [{"name": "main", "image": "none", "securityContext": RESTRICTED}],
+        }
+        job = {
+            **dict.fromkeys(("completions", "parallelism"), 1),
+            "completionMode": "Indexed",
+            "backoffLimitPerIndex": 0,
+            "maxFailedIndexes": 0,
+            "podReplacementPolicy": "Failed",
+            "template": {
+                "metadata": {"labels": labels, "annotations": {NODE_ANNOTATION: f"{instance}.run"}},
+                "spec": spec,
+            },
+        }
+        self.api.create(JOBS, self.namespace, {"metadata": {"name": name, "labels": labels}, "spec": job})
+        now = utc_now()
+        growth = Growth(at=now, made=2, usage_from=now)
+        return Lease("wide", held, "A100", now, now, nodes=("node-1", "node-2"), growth=growth)
+
+    def be_asked_to_leave(self, home: str, *others: Lease) -> None:
+        """A pod of an attempt that holds GPUs, and has just been asked to leave for another; ``others`` hold GPUs."""
         reference = {"apiVersion": WORKFLOWS.api_version, "kind": "Workflow", "name": self.name, "uid": self.uid}
         held = ask_for(1, self.uid, "asked", namespace=self.namespace, run=self.name, instance=f"{self.name}.asked")
         metadata = {
@@ -196,7 +238,7 @@ class Tenant:
         )
         now = utc_now()
         leaving = Lease("asked", held, "A100", now, now, preemption=PreemptionNotice("other", "fit", now, now))
-        write_ledger(self.api, home, leaving)
+        write_ledger(self.api, home, leaving, *others)
 
     def run_on(self, node: str) -> None:
         """A pod of the first attempt of ``fit`` there, whether it is admitted or not."""
@@ -349,7 +391,7 @@ def test_every_right_is_used_and_none_is_missing(
         tenant = Tenant(api, cluster_store, namespace, f"digits-{number}", gangs=gangs)
         if number == 0:
             tenant.lose_agent_pod()
-            tenant.be_asked_to_leave(release.home)
+            tenant.be_asked_to_leave(release.home, *([tenant.grow()] if gangs else []))
         if number % 4 == 0:  # the pods of the others end at once
             tenant.run_on(lost_node)
         if gangs:

@@ -61,7 +61,7 @@ def test_members_that_can_be_spared_go_first(given, shape, queue):
             arena.book = release(arena.book, one.id, arena.now, arena.cache)
         else:
             assert leaving.keeps >= (one.request.min_members or 0)
-            arena.book = shrink(arena.book, one.id, leaving.keeps, (), arena.now, arena.cache)
+            arena.book = shrink(arena.book, one.id, leaving.keeps, (), None, arena.now, arena.cache)
     assert all(one.preemption is None for one in arena.book.leases)
     assert isinstance(arena.ask(request), Admitted), "they have gone for nothing"
     assert sum(one.request.gpus for one in arena.book.leases) <= QUOTA
@@ -69,5 +69,5 @@ def test_members_that_can_be_spared_go_first(given, shape, queue):
         arena.book = before
         for one in before.leases:
             if one.request.queue == queue and one.request.min_members:
-                arena.book = shrink(arena.book, one.id, one.request.min_members, (), arena.now, arena.cache)
+                arena.book = shrink(arena.book, one.id, one.request.min_members, (), None, arena.now, arena.cache)
         assert arena.book == before or not isinstance(arena.ask(request), Admitted), "members would have sufficed"

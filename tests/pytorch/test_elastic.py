@@ -8,13 +8,16 @@ not depend on their number.
 |---|---|
 | is killed while all are inside one step | from the newest checkpoint |
 | is told to go, as by a drain | from what all have saved together before it went |
+| comes, after one was lost | with it, from what all have saved together; no node comes below the local engine |
 """
 
 import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +27,15 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
 from hera.workflows import DAG, Parameter
+from support.builders.lineage import claim_of, write_claim
+from support.fakes.resource_templates import filled_in
 from support.processes.polling import until
 from tiphys_controller import start_run
 from tiphys_plugin import DirectoryCluster
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 from hera_pipelines.local.nodes import NodeChange
+from hera_pipelines.local.pods.gang_pods import member_templates
 from hera_pipelines.local.run_session import LocalSession
 from tiphys.lineage.select import list_commits
 from tiphys.records import AttemptEndOutcome
@@ -208,3 +214,149 @@ def test_members_save_before_a_node_goes_and_the_others_continue_from_there(begi
     [saved] = list_commits(training.store, "run/fit")
     assert training.began_with_two() == saved.global_step
     assert saved.global_step < 1500
+
+
+GROWS = """
+import json, os, pathlib
+import torch
+import torch.distributed as dist
+from tiphys import checkpoint
+
+folder = pathlib.Path(os.environ["TRAINER_FOLDER"])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+trace = open(folder / f"trace-{os.environ['NODE_RANK']}", "a", buffering=1)
+
+def tell(**facts):
+    facts |= {"rank": rank, "world": world, "worker": os.getpid(), "agent": os.getppid()}
+    trace.write(json.dumps(facts) + "\\n")
+
+dist.init_process_group("gloo")
+with checkpoint.session() as session:
+    state = session.restore(default={"step": 0, "total": 0})
+    step, total = state["step"], state["total"]
+    tell(begins=step)
+    ends = False
+    while not ends:
+        gradient = torch.tensor([float(step + 1), float((folder / "enough").exists())])
+        dist.all_reduce(gradient)
+        step, total, ends = step + 1, total + int(gradient[0]) // world, bool(gradient[1])
+        session.step(step, {"step": step, "total": total})
+        tell(step=step, total=total)
+dist.destroy_process_group()
+"""
+
+
+class Members:
+    """The launchers of an elastic gang, each started by hand, as pods of the Job that compile has written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder, DirectoryStore(folder / "store")
+        write_claim(self.store, claim_of(1, run="run"))
+        (folder / "train.py").write_text(GROWS)
+        self._templates = self._read_templates()
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def _read_templates(self) -> list[dict[str, Any]]:
+        with Pipeline("digits", store="s3://ml-runs/tiphys", entrypoint="main") as made:
+            fit = Train(
+                name="fit",
+                image="i",
+                command=["python", "-m", "torch.distributed.run", "train.py"],
+                env={"TRAINER_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1"},
+                nodes="2:4",
+                grace="2m",
+                checkpoints=Checkpoints(every="20 steps", keep_last=None),
+            )
+            with DAG(name="main"):
+                fit()
+        [run] = [template for template in made.to_dict()["spec"]["templates"] if template["name"] == "fit-run"]
+        answers = {
+            "run-id": "run",
+            "attempt": "1",
+            "lineage": "run/fit",
+            "resume-from": "",
+            "checkpoint-uri": "u",
+            "gang": "gang",
+            "members": "4",
+            "spare": "2",
+            "gates": "",
+            "tolerations": "",
+            "input-keys": "{}",
+            "node-requirements": "{}",
+        }
+        values = {f"inputs.parameters.tiphys-{name}": value for name, value in answers.items()}
+        job = filled_in(run["resource"]["manifest"], {**values, "workflow.uid": "uid-1", "node.name": "fit"})
+        job["spec"]["completions"] = 5  # as after a growth: the fifth is started later
+        return member_templates(job)
+
+    def start(self, number: int) -> None:
+        container = self._templates[number]["container"]
+        variables = {variable["name"]: variable["value"] for variable in container["env"]}
+        stores = dict.fromkeys(("TIPHYS_STORE", "TIPHYS_CHECKPOINT_STORE"), self.store.url)
+        environ = {**os.environ, **variables, **stores, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        with (self.folder / f"log-{number}").open("wb") as log:
+            words = [*container["command"], *(container.get("args") or [])]
+            self.processes[number] = subprocess.Popen(
+                words, env=environ, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def facts(self, number: int) -> list[dict[str, Any]]:
+        path = self.folder / f"trace-{number}"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def until_all_step(self, numbers: Collection[int], after: int = 0) -> None:
+        """Return once these members, and no others, have trained beyond the step ``after``."""
+        world = len(numbers)
+
+        def holds() -> bool:
+            assert all(self.processes[number].poll() is None for number in numbers), self.logs()
+            newest = [self.facts(number)[-1:] for number in numbers]
+            return all(
+                facts and facts[0]["world"] == world and facts[0].get("step", 0) > after + 25 for facts in newest
+            )
+
+        until(holds, SECONDS)
+
+    def last_step(self, number: int, world: int) -> int:
+        return max(fact["step"] for fact in self.facts(number) if fact["world"] == world and "step" in fact)
+
+    def kill(self, number: int) -> None:
+        fact = self.facts(number)[-1]
+        for pid in (self.processes[number].pid, fact["agent"], fact["worker"]):
+            with contextlib.suppress(ProcessLookupError):  # the kernel ends torchrun with its launcher
+                os.kill(pid, signal.SIGKILL)
+        self.processes.pop(number).wait()
+
+    def end(self) -> None:
+        (self.folder / "enough").touch()
+        for process in self.processes.values():
+            assert process.wait(SECONDS) == 0, self.logs()
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-3000:] for path in sorted(self.folder.glob("log-*")))
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Members]:
+    made = Members(tmp_path)
+    yield made
+    for process in made.processes.values():
+        process.kill()
+        process.wait()
+
+
+def test_members_save_at_one_step_and_go_on_with_a_node_that_joins_after_one_was_lost(gang: Members) -> None:
+    for number in range(4):
+        gang.start(number)
+    gang.until_all_step(range(4))
+    gang.kill(3)
+    gang.until_all_step(range(3), gang.last_step(0, 4))
+    gang.start(4)
+    gang.until_all_step([0, 1, 2, 4], gang.last_step(0, 3))
+    [begun] = {[fact["begins"] for fact in gang.facts(number) if "begins" in fact][-1] for number in (0, 1, 2, 4)}
+    assert begun >= gang.last_step(0, 3), "no step is lost to a node that joins"
+    assert any(ref.global_step == begun for ref in list_commits(gang.store, "run/fit"))
+    gang.end()
+    [newest] = {(gang.facts(number)[-1]["step"], gang.facts(number)[-1]["total"]) for number in (0, 1, 2, 4)}
+    assert newest[1] == sum(range(1, newest[0] + 1)), "each step counts once"

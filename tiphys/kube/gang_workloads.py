@@ -78,6 +78,12 @@ def count_remaining_members(gang_object: Object) -> int | None:
     return int(gang_object["spec"]["completions"]) - sum(map(_interval_length, filter(None, failed.split(","))))
 
 
+def has_waiting_pods(gang_object: Object) -> bool:
+    """Whether a Job has pods that are not ready."""
+    status = gang_object.get("status") or {}
+    return int(status.get("active") or 0) > int(status.get("ready") or 0)
+
+
 def _interval_length(interval: str) -> int:
     """Number of indexes in ``3`` or ``3-5``, the notation of Kubernetes."""
     first, _, last = interval.partition("-")

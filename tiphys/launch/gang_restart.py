@@ -8,6 +8,9 @@ The launchers of the members meet in storage, below ``gang-restarts/<step>/<atte
 | ``ready/<member>`` | each launcher, once no process of its program is left | whether it had committed, or is gone |
 | ``decision.json`` | the first member's launcher, or one that cannot go on | whether they are started |
 
+A member that comes later into an elastic gang writes its number below ``gang-restarts/<step>/<attempt>/joined/``, and
+starts its program as the incarnation that the others run.
+
 Each object is created once. The first decision counts for all, so no member starts alone, and none while a process of
 the incarnation before is left anywhere. A member that is not ready in time, is asked to end, or whose program failed
 for a reason that no new process cures, decides against it. Then all launchers end with the exit code of that program,
@@ -23,7 +26,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tiphys.errors import ObjectExistsError, TiphysError
 from tiphys.launch.member_files import member_number
@@ -32,7 +35,7 @@ from tiphys.launch.restart import FINAL_CODES, ProgramEnd, choose_exit_code, cho
 from tiphys.protocol import environment
 from tiphys.records import Cause, GangRestartDecision, GangRestartRequest, utc_now
 from tiphys.store import RunLayout, Store, claim_record, find_record, open_store
-from tiphys.store.incarnations import gang_decision_key, gang_restart_prefix
+from tiphys.store.incarnations import gang_decision_key, gang_restart_prefix, joined_members_prefix
 from tiphys.threads import start_background_thread
 
 _POLL_SECONDS, _POLLS_PER_SECOND = 0.5, 400.0
@@ -71,8 +74,11 @@ class GangMember:
         self.run, self.step = environ[environment.RUN], environ[environment.STEP]
         self.attempt = int(environ[environment.ATTEMPT])
         self.number = member_number(environ)
-        self.expected = self.members = int(environ[environment.MEMBERS])
-        """How many members are awaited: those of an elastic gang that were ready the last time."""
+        self.members = int(environ[environment.MEMBERS])
+        """Number of members at the start of the gang."""
+        self.awaited = set(range(self.members))
+        """The members that are to be ready: of an elastic gang those of the last time, and those that came since."""
+        self._joined = set[int]()
         self.least = int(environ.get(environment.ELASTIC, "").partition(":")[0] or self.members)
         self.poll_seconds = max(_POLL_SECONDS, self.members / _POLLS_PER_SECOND)
         self._is_failure_logged = False
@@ -118,6 +124,42 @@ class GangMember:
             return code
         return self._agree(GangRestart(self, request, has_committed=end.has_committed))
 
+    def join(self) -> dict[str, str]:
+        """The variables of the incarnation that the others run, if this member came after the start of the gang.
+
+        Raises:
+            StoreError: storage does not answer.
+        """
+        layout, variables, incarnation = RunLayout(self.run), dict[str, str](), 1
+        if self.number < self.members:
+            return variables
+        with contextlib.suppress(ObjectExistsError):
+            self.store.create(f"{joined_members_prefix(layout, self.step, self.attempt)}{self.number:05d}", b"")
+        # A restart that is decided after this one has looked ends its program as that of the others (`RequestWatch`).
+        while True:
+            incarnation += 1
+            key = gang_decision_key(layout, self.step, self.attempt, incarnation)
+            decision = find_record(self.store, key, GangRestartDecision)
+            if decision is None or decision.exit_code is not None:
+                return variables
+            variables = {environment.INCARNATION: str(incarnation), **self._port_variables(decision.port)}
+
+    def find_awaited(self) -> set[int]:
+        """Add the members that came since to `awaited`, and return it."""
+        if environment.ELASTIC in self._environ:
+            joined = self._list_joined()
+            self.awaited |= joined - self._joined
+            self._joined = joined
+        return self.awaited
+
+    def note_ready(self, numbers: Collection[int]) -> None:
+        """Await these members the next time: the others are lost."""
+        self.awaited = set(numbers)
+
+    def _list_joined(self) -> set[int]:
+        folder = joined_members_prefix(RunLayout(self.run), self.step, self.attempt)
+        return _parse_numbers(info.key.removeprefix(folder) for info in self.store.list(folder))
+
     def watch(self, incarnation: int) -> "RequestWatch":
         """Begin to look for a request of another member to start ``incarnation``."""
         return RequestWatch(self, incarnation)
@@ -125,10 +167,11 @@ class GangMember:
     def refuse(self, incarnation: int, code: int, reason: str) -> None:
         """Decide that no member starts ``incarnation``, or, if it can be spared, waits for this one; never raises."""
         try:
-            if self.least == self.members or self.number == 0:
-                self.claim_decision(incarnation, exit_code=code, reason=f"member {self.number}: {reason}")
-            else:
+            is_spared = self.least < self.members or (environment.ELASTIC in self._environ and self._list_joined())
+            if self.number and is_spared:
                 self.store.create(f"{self.prefix(incarnation)}ready/{self.number:05d}{_GONE}", b"")
+            else:
+                self.claim_decision(incarnation, exit_code=code, reason=f"member {self.number}: {reason}")
         except ObjectExistsError:
             return  # the reply was lost
         except TiphysError as error:
@@ -221,6 +264,10 @@ class GangMember:
         return {**named, _ENDPOINT: f"{host}:{port}"} if host else named
 
 
+def _parse_numbers(names: Iterable[str]) -> set[int]:
+    return {int(name) for name in names if name.isascii() and name.isdecimal()}
+
+
 def may_follow(end: ProgramEnd, allowed: Collection[str], *, lacked_memory: bool) -> bool:
     """Whether a member may start its program again because another member asks. Pure.
 
@@ -273,18 +320,20 @@ class GangRestart:
         if member.number == 0:
             folder = f"{self._prefix}ready/"
             ready = [info.key.removeprefix(folder) for info in member.store.list(folder)]
-            gone = {name.removesuffix(_GONE) for name in ready if name.endswith(_GONE)}
-            if len({name[:5] for name in ready}) >= member.expected or is_late:
-                return self._decide([name for name in ready if name[:5] not in gone])
+            gone = _parse_numbers(name.removesuffix(_GONE) for name in ready if name.endswith(_GONE))
+            numbers = _parse_numbers(name.removesuffix(_COMMITTED) for name in ready) - gone
+            if member.find_awaited() <= numbers | gone or is_late:
+                return self._decide(numbers, has_committed=any(name.endswith(_COMMITTED) for name in ready))
         return self._refuse("the first member has not answered") if is_late else None
 
-    def _decide(self, ready: Collection[str]) -> GangRestartDecision:
+    def _decide(self, numbers: Collection[int], *, has_committed: bool) -> GangRestartDecision:
         member = self._member
-        if len(ready) < member.least:
-            return self._refuse(f"{len(ready)} of {member.expected} members were ready after {self._waited:.0f} s")
-        if not any(name.endswith(_COMMITTED) for name in ready):
+        if len(numbers) < member.least:
+            awaited = len(member.awaited)
+            return self._refuse(f"{len(numbers)} of {awaited} members were ready after {self._waited:.0f} s")
+        if not has_committed:
             return self._refuse("no checkpoint was committed since its programs were started")
-        member.expected = len(ready)
+        member.note_ready(numbers)
         return member.claim_decision(self.request.incarnation, port=member.find_port())
 
     def _refuse(self, reason: str) -> GangRestartDecision:

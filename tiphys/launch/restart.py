@@ -60,7 +60,9 @@ def run_program(command: Sequence[str], environ: Mapping[str, str], signals: Sig
     """Run ``command`` to its end, again where that helps, and return its last exit code as a shell reports it."""
     is_restarted = bool(environ.get(environment.RESTART_CAUSES))
     keeper = SpareKeeper(command, environ) if is_restarted else None
-    gang = _join_gang(environ, signals) if is_restarted and environment.MEMBERS in environ else None
+    gang = _open_gang(environ, signals) if is_restarted and environment.MEMBERS in environ else None
+    if gang:
+        environ = {**environ, **gang.join()}
 
     def run_once(environ: Mapping[str, str]) -> ProgramEnd:
         try:
@@ -84,7 +86,7 @@ def run_program(command: Sequence[str], environ: Mapping[str, str], signals: Sig
             keeper.close()
 
 
-def _join_gang(environ: Mapping[str, str], signals: SignalQueue) -> "GangMember":
+def _open_gang(environ: Mapping[str, str], signals: SignalQueue) -> "GangMember":
     from tiphys.launch.gang_restart import GangMember  # it needs the store, and the launcher of a single pod does not
 
     return GangMember(environ, signals)

@@ -106,8 +106,8 @@ ADMIT_OUTPUTS = (
 # the inside of a JSON list that is never empty; keys of the input artifacts, as a JSON object; and tolerations in
 # addition to the author's, as the inside of a JSON list.
 GANG_OUTPUTS = ("gang", "node-requirements", "input-keys", "tolerations")
-# Additional output parameters for an elastic gang: pods at the start, and how many of them it can lose.
-ELASTIC_OUTPUTS = ("members", "spare")
+# Additional output parameters for an elastic gang: pods at the start, how many of them it can lose, and their gates.
+ELASTIC_OUTPUTS = ("members", "spare", "gates")
 # Additional output parameters if the policy raises memory: request and limit of each member, where the container
 # declares one. The declared value is the default.
 MEMORY_OUTPUTS = {"requests": "memory-request", "limits": "memory-limit"}

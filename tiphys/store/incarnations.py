@@ -26,7 +26,16 @@ def crash_key(layout: RunLayout, step: str, attempt: int, incarnation: int = 1) 
 
 def gang_restart_prefix(layout: RunLayout, step: str, attempt: int, incarnation: int) -> str:
     """Prefix of what the members of a gang agree on before they start their programs again, as ``incarnation``."""
-    return f"{layout.data}gang-restarts/{check_step_id(step)}/{attempt:09d}/{incarnation:09d}/"
+    return f"{_gang_prefix(layout, step, attempt)}{incarnation:09d}/"
+
+
+def joined_members_prefix(layout: RunLayout, step: str, attempt: int) -> str:
+    """Prefix of the members that came after the start of an elastic gang, by their numbers."""
+    return f"{_gang_prefix(layout, step, attempt)}joined/"
+
+
+def _gang_prefix(layout: RunLayout, step: str, attempt: int) -> str:
+    return f"{layout.data}gang-restarts/{check_step_id(step)}/{attempt:09d}/"
 
 
 def gang_decision_key(layout: RunLayout, step: str, attempt: int, incarnation: int) -> str:

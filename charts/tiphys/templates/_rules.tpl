@@ -14,6 +14,15 @@
   verbs: [patch]
 {{- end }}
 {{- include "tiphys.rules.gangs" (dict "root" . "verbs" "[get, delete]") }}
+{{- if .Values.gangs.job }}
+{{- /* An elastic gang gets further members, and each of its pods a node. */}}
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [patch]
+{{- end }}
 {{- if and (or .Values.gangs.jobSet .Values.gangs.trainJob) (not .Values.gangs.job) }}
 {{- /* The Job of a JobSet alone records which member ended first. */}}
 - apiGroups: [batch]

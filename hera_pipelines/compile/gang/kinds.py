@@ -1,8 +1,8 @@
 """The kinds of objects that create the members of a gang, with their conditions of success and failure.
 
 A gang ends as a whole when one member ends. An elastic gang ends with member 0,
-or when too few members are left. No object restarts a single member, because the
-next attempt begins with admission. Argo evaluates the conditions on the JSON of
+or when too few members are left. No object restarts a single member, because GPUs
+for it must be admitted first. Argo evaluates the conditions on the JSON of
 the object; each part of a failure condition counts alone.
 
 A TrainJob of Kubeflow's trainer names a runtime and patches it. The runtime
@@ -160,12 +160,13 @@ def _elastic_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest
     """Spec of an Indexed Job with as many members as admit has granted, of which some may be lost."""
     pod = pod_template(step, template, workflow, elastic_variables(step, f"{_GANG_NAME}-0.{GANG_SERVICE}"))
     pod["spec"]["subdomain"] = GANG_SERVICE
+    pod["spec"]["schedulingGates"] = [RawPlaceholder(references.admit_output_parameter("gates"))]
     members = RawPlaceholder(references.admit_output_parameter("members"))
     return {
         "completionMode": "Indexed",
         "completions": members,
         "parallelism": members,
-        # A lost member is not replaced: the next attempt requests all members again.
+        # The Job does not replace a lost member: the service has it make another one once there are GPUs for it.
         "backoffLimitPerIndex": 0,
         "maxFailedIndexes": RawPlaceholder(references.admit_output_parameter("spare")),
         # When member 0 succeeds, the training is complete; member 0 alone stores the outputs.

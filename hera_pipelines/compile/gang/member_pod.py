@@ -245,6 +245,9 @@ def _affinity(declared: Manifest) -> Manifest:
 
 
 _RENDEZVOUS_TIMEOUT_SECONDS = 600
+_RENDEZVOUS_WAITS = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5"
+"""How long torchrun waits for more nodes than the fewest, and how many signs of life a lost node misses. One that comes
+later, or stood still meanwhile, is let in by another restart."""
 _INDEX_ANNOTATION = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -267,7 +270,7 @@ def rank_variables(step: AuthoredStep, members: int, first_host: str) -> list[Ma
 
 
 def elastic_variables(step: AuthoredStep, first_host: str) -> list[Manifest]:
-    """Rank variables of each member of an elastic gang; the members agree on new ranks after each loss.
+    """Rank variables of each member of an elastic gang; the members agree on new ranks after each loss and growth.
 
     Member 0, on ``first_host``, hosts the rendezvous. Each rendezvous gets a port
     of its own (see `tiphys.checkpoint.ranks.barrier`), so that messages of one
@@ -278,13 +281,18 @@ def elastic_variables(step: AuthoredStep, first_host: str) -> list[Manifest]:
     assert gang.min_members is not None
     index = {"fieldRef": {"fieldPath": _INDEX_ANNOTATION}}
     texts = {
-        "PET_NNODES": f"{gang.min_members}:{input_placeholder(references.admit_output_parameter('members'))}",
+        "PET_NNODES": f"{gang.min_members}:{gang.members}",
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{first_host}:{GANG_PORT}",
         "PET_RDZV_ID": input_placeholder(references.admit_output_parameter("gang")),
         # Pods start minutes apart where a node must pull the image first.
-        "PET_RDZV_CONF": f"join_timeout={_RENDEZVOUS_TIMEOUT_SECONDS},read_timeout={_RENDEZVOUS_TIMEOUT_SECONDS}",
-        # Each member that joins late, and each that is lost, costs the others one restart.
+        "PET_RDZV_CONF": ",".join(
+            (
+                *(f"{name}_timeout={_RENDEZVOUS_TIMEOUT_SECONDS}" for name in ("join", "read")),
+                _RENDEZVOUS_WAITS,
+            )
+        ),
+        # Each member that is lost costs the others one restart; one that joins costs none of these.
         "PET_MAX_RESTARTS": str(2 * (gang.members - gang.min_members)),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         environment.ELASTIC: f"{gang.min_members}:{gang.members}",

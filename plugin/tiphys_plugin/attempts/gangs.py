@@ -15,20 +15,18 @@ program says: its crash record, an exit code of a wrong call, or the end of its 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from tiphys.errors import UsageError
 from tiphys.failures.classify import EXIT_CODES, AttemptObservation
 from tiphys.protocol.execute_api import find_artifact_place
-from tiphys.protocol.gang import GangPhase, GangSpec, gang_name
+from tiphys.protocol.gang import HOSTNAME_LABEL, MEMBER_GATE, GangPhase, GangSpec, gang_name
 from tiphys.records import AttemptClaim
 from tiphys.store import Store
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 
-HOSTNAME_LABEL = "kubernetes.io/hostname"
-"""Node label of the host name, by which pods are bound to nodes."""
 NOT_STARTED_STATUSES = ("Skipped", "Omitted")
 """Argo's statuses of a node that it did not start."""
 CONCLUSIVE_ARGO_STATUSES = ("Succeeded", *NOT_STARTED_STATUSES)
@@ -152,9 +150,11 @@ def gang_output_parameters(
 
     ``placement`` is the pod patch that follows from the lease; ``node_requirements`` are added to its own.
     """
+    is_elastic = gang.min_members is not None
+    # The nodes of members that come later are not known yet, so each pod is sent to its own once it exists.
+    lease_requirements = _lease_node_requirements(() if is_elastic else claim.nodes, placement)
     requirements = ", ".join(
-        json.dumps(requirement, sort_keys=True)
-        for requirement in (*_lease_node_requirements(claim, placement), *node_requirements)
+        json.dumps(requirement, sort_keys=True) for requirement in (*lease_requirements, *node_requirements)
     )
     tolerations = placement.get("tolerations") or []
     parameters = {
@@ -166,13 +166,14 @@ def gang_output_parameters(
     if gang.min_members is None:
         return parameters
     members = with_started_members(gang, claim).members
-    return {**parameters, "members": str(members), "spare": str(members - gang.min_members)}
+    gates = json.dumps({"name": MEMBER_GATE}) if claim.nodes else ""
+    return {**parameters, "members": str(members), "spare": str(members - gang.min_members), "gates": gates}
 
 
-def _lease_node_requirements(claim: AttemptClaim, placement: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _lease_node_requirements(nodes: Collection[str], placement: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Node selector requirements of the lease; never empty, because the manifest's list must not be empty."""
-    if claim.nodes:
-        hosts: dict[str, Any] = {"key": HOSTNAME_LABEL, "operator": "In", "values": sorted(set(claim.nodes))}
+    if nodes:
+        hosts: dict[str, Any] = {"key": HOSTNAME_LABEL, "operator": "In", "values": sorted(set(nodes))}
     else:
         hosts = {"key": HOSTNAME_LABEL, "operator": "Exists"}
     selector = placement.get("nodeSelector") or {}
@@ -205,8 +206,8 @@ def observe_elastic_end(
 ) -> AttemptObservation:
     """Observe the end of an elastic gang: rank 0 ended, or fewer than ``min_members`` are left.
 
-    ``gang`` has the number of members that were started. ``crashed`` says that
-    the training program left a crash record.
+    ``gang`` has the number of members that were made, lost ones included. ``crashed``
+    says that the training program left a crash record.
     """
     if status in CONCLUSIVE_ARGO_STATUSES:
         return AttemptObservation(status=status, pod_seen=bool(pods))

@@ -92,6 +92,12 @@ class PodStatus(BaseModel):
     """Termination message of the program, or the end of its log if the container is configured to use that."""
     host: str = ""
     """Name of the pod's node; empty while it has none, or if it is unknown."""
+    is_gated: bool = False
+    """Whether it waits until it is sent to a node (`Cluster.place_pod`)."""
+    planned_host: str = ""
+    """Host name label of the node that it was sent to; empty for others."""
+    version: str = ""
+    """Resource version."""
     resources: dict[str, int] = {}
     """Extended resources, such as GPUs, that its containers request, by name."""
 
@@ -125,6 +131,12 @@ class GangStatus:
     """Members of an elastic gang that are not lost for good; None for other gangs, or if unknown."""
     succeeded: bool = False
     """Whether its controller says that it is complete."""
+    made: int = 0
+    """Members that an elastic gang has been given, lost ones included."""
+    has_waiting_pods: bool = False
+    """Whether pods of an elastic gang do not run yet."""
+    version: str = ""
+    """Resource version of the workload."""
 
 
 class Cluster(Protocol):
@@ -172,6 +184,15 @@ class Cluster(Protocol):
 
     def delete_gang(self, gang: GangStatus) -> None:
         """Delete the workload and its pods, which get their grace period; nothing if it is gone."""
+
+    def grow_gang(self, gang: GangStatus, made: int, min_members: int) -> None:
+        """Have the workload of an elastic gang make members up to the number ``made``; nothing if it has changed since.
+
+        The gang still ends when fewer than ``min_members`` are left.
+        """
+
+    def place_pod(self, pod: PodStatus, node: str) -> None:
+        """Send a gated pod to a node, by its host name label; nothing if the pod has changed or is gone."""
 
 
 class DirectoryCluster:
@@ -223,6 +244,12 @@ class DirectoryCluster:
 
     def delete_gang(self, gang: GangStatus) -> None:
         """Does nothing: the local engine ends the pods of a gang itself."""
+
+    def grow_gang(self, gang: GangStatus, made: int, min_members: int) -> None:
+        """Does nothing: the local engine creates all pods of a gang at once, and no others."""
+
+    def place_pod(self, pod: PodStatus, node: str) -> None:
+        """Does nothing: no pod of the local engine waits for a node."""
 
     def workflows(self) -> list[dict[str, Any]]:
         """All Workflow objects, by name."""

@@ -26,11 +26,12 @@ from tiphys.kube.gang_workloads import (
     count_remaining_members,
     find_first_failure,
     gang_phase,
+    has_waiting_pods,
     is_gang_complete,
     members_job_name,
 )
 from tiphys.kube.resources import AGENT_POD_LABEL, JOBS, PODS, WORKFLOWS, Resource
-from tiphys.protocol.gang import WORKFLOW_UID_LABEL, FirstFailure, GangBackend, GangPhase
+from tiphys.protocol.gang import HOSTNAME_LABEL, WORKFLOW_UID_LABEL, FirstFailure, GangBackend, GangPhase
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
@@ -143,6 +144,9 @@ class KubernetesCluster:
             self._first_failure(backend, workload),
             count_remaining_members(workload),
             is_gang_complete(workload),
+            int((workload.get("spec") or {}).get("completions") or 0),
+            has_waiting_pods(workload),
+            workload["metadata"].get("resourceVersion", ""),
         )
 
     def _first_failure(self, backend: GangBackend, workload: Object) -> FirstFailure | None:
@@ -166,6 +170,22 @@ class KubernetesCluster:
             self._api.delete(
                 GANG_RESOURCES[gang.backend], gang.namespace, gang.name, uid=gang.uid, propagation="Background"
             )
+
+    def grow_gang(self, gang: GangStatus, made: int, min_members: int) -> None:
+        # An Indexed Job changes both numbers together (KEP-3715). It makes a new index for each member, because it
+        # never makes one again whose failure it has counted.
+        spec = {"completions": made, "parallelism": made, "maxFailedIndexes": made - min_members}
+        body = {"metadata": {"uid": gang.uid, "resourceVersion": gang.version}, "spec": spec}
+        with contextlib.suppress(ConflictError, NotFoundError):
+            self._api.patch(GANG_RESOURCES[gang.backend], gang.namespace, gang.name, body)
+
+    def place_pod(self, pod: PodStatus, node: str) -> None:
+        self._check_served(pod.namespace)
+        # A gated pod takes further node selectors (KEP-3838), which decide once the gate is gone.
+        spec = {"nodeSelector": {HOSTNAME_LABEL: node}, "schedulingGates": None}
+        body = {"metadata": {"uid": pod.uid, "resourceVersion": pod.version}, "spec": spec}
+        with contextlib.suppress(ConflictError, NotFoundError):
+            self._api.patch(PODS, pod.namespace, pod.name, body)
 
     def _check_served(self, namespace: str) -> None:
         if self._namespaces is not None and namespace not in self._namespaces:

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from tiphys.kube import Object
-from tiphys.protocol.gang import WORKFLOW_UID_LABEL
+from tiphys.protocol.gang import HOSTNAME_LABEL, MEMBER_GATE, WORKFLOW_UID_LABEL
 from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.protocol.workflow_nodes import node_of_pod
 from tiphys_plugin.cluster.interface import PodStatus, requested_resources
@@ -61,6 +61,9 @@ def pod_status(pod: Object) -> PodStatus:
         ending="deletionTimestamp" in metadata,
         termination_message=_without_executor_lines(str((main or {}).get("message") or "")),
         host=(pod.get("spec") or {}).get("nodeName") or "",
+        is_gated=any(gate["name"] == MEMBER_GATE for gate in (pod.get("spec") or {}).get("schedulingGates") or ()),
+        planned_host=((pod.get("spec") or {}).get("nodeSelector") or {}).get(HOSTNAME_LABEL, ""),
+        version=metadata.get("resourceVersion", ""),
         resources=requested_resources(pod),
     )
 

@@ -1,1 +1,1 @@
-"""Carries out preemption: asks trainings to save and exit, and shrinks elastic gangs."""
+"""Carries out preemption: asks trainings to save and exit, and resizes elastic gangs."""

@@ -1,24 +1,15 @@
-"""Evicts the pods of preempted attempts, and shrinks the leases of elastic gangs that lost members.
+"""Evicts the pods of preempted attempts.
 
 An eviction deletes the pods with the grace period that the author of the step
 set. The program gets SIGTERM, may commit a checkpoint, and exits. The eviction
 does not wait for that; the ends of the pods release the lease as usual.
-
-The Job does not replace a lost member of an elastic gang, so the attempt cannot
-use its GPUs any more. They are released once the Job counts the member as lost
-and its pod has ended; `remaining_member_nodes` compares both counts.
 """
 
 from collections.abc import Collection, Sequence
 
-import structlog
-
-from tiphys.errors import TiphysError
-from tiphys.protocol.gang import GANG_LABEL, GangBackend, GangPhase, gang_name
+from tiphys.protocol.gang import GANG_LABEL
 from tiphys_plugin.attempts import pods
-from tiphys_plugin.attempts.liveness import NamespaceStores
-from tiphys_plugin.cluster.interface import Cluster, GangStatus, PodStatus
-from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.cluster.interface import Cluster, PodStatus
 from tiphys_plugin.quota.lease import Lease
 
 DEFAULT_GRACE_SECONDS = 30.0
@@ -96,50 +87,3 @@ def select_pods_to_evict(lease: Lease, unfinished: Sequence[PodStatus]) -> list[
 
     evictable = sorted((pod for pod in unfinished if pod.rank), key=eviction_order)
     return evictable[: max(0, len(unfinished) - keeps)]
-
-
-_log = structlog.get_logger()
-
-
-def shrink_elastic_leases(
-    ledger: AdmissionBackend, cluster: Cluster, stores: NamespaceStores, leases: Sequence[Lease]
-) -> None:
-    """Shrink the leases of elastic gangs that lost members. An error for one lease is logged and retried next time."""
-    for lease in leases:
-        request = lease.request
-        if request.min_members is None or not stores.serves(request.namespace):
-            continue
-        try:
-            nodes = _find_remaining_nodes(cluster, lease)
-            if nodes is not None:
-                ledger.shrink(lease.id, len(nodes), nodes if lease.nodes else ())
-                _log.info(
-                    "gang.shrunk", run=request.run, step=request.step, attempt=request.attempt, members=len(nodes)
-                )
-        except TiphysError as error:
-            _log.warning("gang.not_examined", run=request.run, step=request.step, error=str(error))
-
-
-def _find_remaining_nodes(cluster: Cluster, lease: Lease) -> tuple[str, ...] | None:
-    request = lease.request
-    name = gang_name(request.run, request.step, request.attempt)
-    gang = cluster.gang(GangBackend.JOB, request.namespace, name, request.uid)
-    if gang is None or _has_all_members(lease, gang):
-        return None
-    return remaining_member_nodes(lease, gang, list_unfinished_pods(cluster, lease))
-
-
-def _has_all_members(lease: Lease, gang: GangStatus) -> bool:
-    is_finished = gang.stage is GangPhase.FINISHED  # then the end of the attempt releases the whole lease
-    return is_finished or gang.remaining is None or gang.remaining >= lease.request.members
-
-
-def remaining_member_nodes(lease: Lease, gang: GangStatus, unfinished: Sequence[PodStatus]) -> tuple[str, ...] | None:
-    """The node of each remaining member, if the Job lost members and all others have unfinished pods; else None.
-
-    GPUs of a member that has succeeded or was not created yet are released at the end of the attempt.
-    """
-    if _has_all_members(lease, gang) or gang.remaining != len(unfinished) or not unfinished:
-        return None
-    nodes = tuple(pod.host for pod in sorted(unfinished, key=lambda pod: pod.rank or 0))
-    return None if lease.nodes and not all(nodes) else nodes

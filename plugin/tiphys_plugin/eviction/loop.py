@@ -18,7 +18,8 @@ from tiphys.records import utc_now
 from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.eviction.cost import CheckpointLossEstimator
-from tiphys_plugin.eviction.evict import evict_lease, list_unfinished_pods, longest_grace_seconds, shrink_elastic_leases
+from tiphys_plugin.eviction.evict import evict_lease, list_unfinished_pods, longest_grace_seconds
+from tiphys_plugin.eviction.resize import resize_elastic_gangs
 from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.lease import Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
@@ -40,7 +41,7 @@ _log = structlog.get_logger()
 class PreemptionLoop(PeriodicTask):
     """Runs a round every ``every_seconds`` between ``__enter__`` and ``__exit__``.
 
-    Without a queue that preempts, a round only shrinks the leases of elastic gangs and evicts marked leases.
+    Without a queue that preempts, a round only resizes elastic gangs and evicts marked leases.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class PreemptionLoop(PeriodicTask):
             StoreError: the ledger did not answer.
         """
         state = self._ledger.snapshot()
-        shrink_elastic_leases(self._ledger, self._cluster, self._stores, state.leases)
+        resize_elastic_gangs(self._ledger, self._cluster, self._stores, state, self._clock(), self._forget_after)
         for lease in state.leases:
             if lease.preemption is not None:
                 self._evict(lease)

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from tiphys.kube import Object
+from tiphys.protocol.gang import HOSTNAME_LABEL
 from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.protocol.step_spec import (
     ATTEMPT_LABEL,
@@ -29,7 +30,6 @@ from tiphys.protocol.step_spec import (
     STEP_LABEL,
     is_gpu_resource,
 )
-from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
 from tiphys_plugin.cluster.interface import extended_resources, requested_resources
 from tiphys_plugin.cluster.pod_status import pod_status
 from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth, NodeHealthVerdict, judge_node_health

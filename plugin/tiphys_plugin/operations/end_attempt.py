@@ -168,8 +168,7 @@ def end_lost_attempt(
     names, fields = {pod.name for pod in lost}, {"phase": "Unknown", "reason": NODE_LOST, "message": message}
     judged = [pod.model_copy(update=fields) if pod.name in names else pod for pod in pod_statuses]
     end = end_failed_attempt(call, attempt, judged, status="Error", pods_may_live=True)
-    gang_status = _find_gang_status(call, attempt) if call.spec.gang is not None else None
-    if gang_status is not None:
+    if call.spec.gang is not None and (gang_status := _find_gang_status(call, attempt)) is not None:
         call.context.cluster.delete_gang(gang_status)
     return end
 
@@ -188,7 +187,8 @@ def _observe_end(
     gang, gang_status = gangs.with_started_members(call.spec.gang, attempt), _find_gang_status(call, attempt)
     if gang.min_members is None or gang_status is None:
         return gangs.observe_gang_end(gang, gang_status, pod_statuses, status)
-    return gangs.observe_elastic_end(gang, gang.min_members, pod_statuses, status, crashed=crash is not None)
+    made = gang.model_copy(update={"members": max(gang.members, gang_status.made)})  # with those that came later
+    return gangs.observe_elastic_end(made, gang.min_members, pod_statuses, status, crashed=crash is not None)
 
 
 def _is_stopped(call: StepCall, attempt: AttemptClaim) -> bool:

@@ -237,6 +237,8 @@ def rebuild_lease_request(
 
 def _nodes_of_members(attempt: _LiveAttempt) -> tuple[str, ...]:
     """The node that each member was sent to; empty where no nodes were declared, or they are not known of all."""
+    if all(pod.planned_host for pod in attempt.pods):
+        return tuple(pod.planned_host for pod in attempt.pods)
     planned = attempt.claim.nodes
     ranks = [pod.rank or 0 for pod in attempt.pods]
     return tuple(planned[rank] for rank in ranks) if all(rank < len(planned) for rank in ranks) else ()

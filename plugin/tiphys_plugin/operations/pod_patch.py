@@ -22,12 +22,12 @@ from tiphys.errors import UsageError
 from tiphys.failures.escalation import AttemptBaseline, compute_escalation
 from tiphys.protocol.compiled_workflow import Manifest, find_template
 from tiphys.protocol.environment import BATCH_SCALE
+from tiphys.protocol.gang import HOSTNAME_LABEL
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.quantities import format_memory_quantity, parse_memory_bytes
 from tiphys.protocol.step_spec import GPU_TYPE_LABEL, NodeLabelValue, StepKind
 from tiphys.records import AttemptClaim, Escalation
 from tiphys.store import Attempt
-from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.lease import Admitted
 from tiphys_plugin.quota.queue import ANY_TYPE

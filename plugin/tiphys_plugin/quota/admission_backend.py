@@ -52,11 +52,18 @@ class AdmissionBackend(Protocol):
     def release(self, lease: str) -> None:
         """Return the GPUs of a lease whose pods are gone. No error if they were returned before."""
 
-    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = (), made: int | None = None) -> None:
         """Return the GPUs of lost members of an elastic gang, of which ``members`` remain and the other pods are gone.
 
-        ``nodes`` are the nodes of the remaining members, where nodes are declared. No error if the lease is not
-        larger, has ended, or holds nothing on one of ``nodes``.
+        ``nodes`` are the nodes of the remaining members, where nodes are declared, and ``made`` counts the members that
+        the workload had made when that was seen. No error if the lease is not larger, has ended, has grown since, or
+        holds nothing on one of ``nodes``.
+        """
+
+    def grow(self, lease: str, made: int) -> Lease | None:
+        """Grant an elastic gang as many more members as idle GPUs allow; None if it gets none.
+
+        ``made`` counts the members that its workload has made until now. The caller has the workload make the others.
         """
 
     def release_workflow(self, uid: str) -> None:

@@ -258,6 +258,18 @@ class PreemptionNotice:
 
 @with_config(_STORED)
 @dataclass(frozen=True)
+class Growth:
+    """The last time that an elastic gang was granted more members within its attempt."""
+
+    at: AwareDatetime
+    made: PositiveInt
+    """Members that its workload has made once the growth is carried out, lost ones included."""
+    usage_from: AwareDatetime
+    """When the lease would have started, had it held for its usage the GPUs that it holds now."""
+
+
+@with_config(_STORED)
+@dataclass(frozen=True)
 class Lease:
     """GPUs that an attempt holds. From ``check_at`` on, `AdmissionBackend.release_dead_leases` checks that it lives."""
 
@@ -272,6 +284,12 @@ class Lease:
     preemption: PreemptionNotice | None = None
     flavor: Flavor | None = None
     """The granted flavor, if its declaration is not among the queue rules of the ledger."""
+    growth: Growth | None = None
+
+    @property
+    def usage_from(self) -> datetime:
+        """From when its usage counts, with the GPUs that it holds now."""
+        return self.growth.usage_from if self.growth is not None else self.granted_at
 
 
 @with_config(_STORED)

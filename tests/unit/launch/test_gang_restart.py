@@ -26,7 +26,8 @@ from tiphys.launch.gang_restart import READY_SECONDS, GangMember, may_follow
 from tiphys.launch.restart import ProgramEnd
 from tiphys.launch.session_registry import NEEDS_NEW_POD
 from tiphys.protocol import environment
-from tiphys.store import ObjectInfo
+from tiphys.store import ObjectInfo, RunLayout
+from tiphys.store.incarnations import joined_members_prefix
 
 ALLOWED = ["hang", "infrastructure", "unknown"]
 MOST_TURNS = 100_000
@@ -279,7 +280,69 @@ def test_members_of_an_elastic_gang_go_on_without_one_that_is_gone(seed: int) ->
     gone = launchers[3]
     assert not gone.has_started
     assert [launcher.has_started for launcher in launchers[:3]] == [True] * 3
-    assert launchers[0].member.expected == 3
+    assert launchers[0].member.awaited == {0, 1, 2}
+
+
+def late_member(store: MemoryStore, number: int, **more: str) -> GangMember:
+    """A member that came after the start of a gang of two, of at most four."""
+    environ = variables(number, 2, **{environment.ELASTIC: "2:4"}, **more)
+    return GangMember(environ, Signals(Stage(1)), store)  # type: ignore[arg-type]
+
+
+def test_late_member_starts_as_the_incarnation_that_the_others_run() -> None:
+    store, port = MemoryStore(), {"PET_RDZV_ENDPOINT": "first:29500"}
+    assert late_member(store, 4, **port).join() == {}
+    first = late_member(store, 0)
+    assert first.join() == {}
+    for incarnation in (2, 3):
+        first.claim_decision(incarnation, port=29500 + incarnation)
+    assert late_member(store, 4, **port).join() == {
+        environment.INCARNATION: "3",
+        "PET_RDZV_ENDPOINT": "first:29503",
+    }
+    first.claim_decision(4, exit_code=1, reason="no checkpoint")
+    assert late_member(store, 5).join() == {environment.INCARNATION: "3"}, "the others did not start the fourth"
+
+
+def test_late_member_is_awaited_until_a_restart_goes_on_without_it() -> None:
+    store = MemoryStore()
+    first = late_member(store, 0)
+    assert first.find_awaited() == {0, 1}
+    late_member(store, 4).join()
+    assert first.find_awaited() == {0, 1, 4}
+    first.note_ready({0, 4})
+    assert first.find_awaited() == {0, 4}
+    late_member(store, 5).join()
+    assert first.find_awaited() == {0, 4, 5}
+
+
+def test_late_member_can_be_spared_by_a_gang_that_began_with_its_fewest() -> None:
+    store = MemoryStore()
+    late_member(store, 4).join()
+    late_member(store, 4).refuse(2, 1, "its GPU is broken")
+    assert late_member(store, 0).claim_decision(2, port=1).exit_code is None
+    alone = MemoryStore()
+    late_member(alone, 1).refuse(2, 1, "its GPU is broken")
+    assert late_member(alone, 0).claim_decision(2, port=1).exit_code == 1
+
+
+@given(SEEDS)
+def test_late_member_starts_again_with_the_others(seed: int) -> None:
+    stage = Stage(seed)
+    store = LosingStore(stage, 0.0)
+    launchers = []
+    for number in (0, 1, 4):
+        signals = Signals(stage)
+        environ = variables(number, 2, **{environment.ELASTIC: "2:4"})
+        member = GangMember(environ, signals, store, lambda: stage.now)  # type: ignore[arg-type]
+        end = killed(committed=True) if number == 1 else None
+        launchers.append(Launcher(member, signals, end, 20, has_committed=number == 0))
+    MemoryStore.create(store, f"{joined_members_prefix(RunLayout('night'), 'fit', 1)}00004", b"")
+    for launcher in launchers:
+        launcher.others = launchers
+    stage.run(launchers)
+    assert [launcher.has_started for launcher in launchers] == [True] * 3
+    assert not any(launcher.left_when_started for launcher in launchers)
 
 
 def test_members_wait_for_one_that_does_not_end_no_longer_than_they_say() -> None:

@@ -302,7 +302,11 @@ class KueueAdmission:
                 return
         raise StoreError(f"Workload {lease} was changed by others {_MAX_TRIES} times in a row; ask again")
 
-    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
+    def grow(self, lease: str, made: int) -> Lease | None:  # noqa: ARG002  part of the protocol
+        """None: a Workload has reserved its quota once, and Kueue cannot reserve more for it."""
+        return None
+
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = (), made: int | None = None) -> None:  # noqa: ARG002
         namespace, name = split_lease_id(lease)
         for _ in range(_MAX_TRIES):
             with contextlib.suppress(ConflictError), _explained(namespace):

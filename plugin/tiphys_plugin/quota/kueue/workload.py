@@ -18,13 +18,12 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from tiphys.errors import IntegrityError
 from tiphys.kube import Object
-from tiphys.protocol.gang import WORKFLOW_UID_LABEL
+from tiphys.protocol.gang import HOSTNAME_LABEL, WORKFLOW_UID_LABEL
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, GPU_TYPE_LABEL, RUN_LABEL, STEP_LABEL
 from tiphys.records import task_name
 from tiphys_plugin.quota.flavors import Flavor, Toleration
 from tiphys_plugin.quota.lease import AdmissionReason, Lease, LeaseRequest, PendingRequest, PreemptionNotice
 
-HOSTNAME_LABEL = "kubernetes.io/hostname"
 POD_SET = "main"
 """Name of the only pod set: all members of an attempt are equal."""
 MANAGED_BY = "app.kubernetes.io/managed-by=tiphys"

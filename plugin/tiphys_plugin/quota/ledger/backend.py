@@ -87,8 +87,13 @@ class BaseLedger(ABC):
     def release(self, lease: str) -> None:
         self._update(lambda state: transitions.release(state, lease, self._clock(), self.cache))
 
-    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
-        self._update(lambda state: transitions.shrink(state, lease, members, nodes, self._clock(), self.cache))
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = (), made: int | None = None) -> None:
+        self._update(lambda state: transitions.shrink(state, lease, members, nodes, made, self._clock(), self.cache))
+
+    def grow(self, lease: str, made: int) -> Lease | None:
+        return self._transact(
+            lambda state: transitions.grow(state, lease, made, self._clock(), self._forget_after, self.cache)
+        )
 
     def release_workflow(self, uid: str) -> None:
         self._update(lambda state: transitions.release_workflow(state, uid, self._clock()))

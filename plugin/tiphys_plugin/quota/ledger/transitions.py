@@ -23,6 +23,7 @@ from tiphys_plugin.quota.lease import (
     Admission,
     Admitted,
     Deferred,
+    Growth,
     Lease,
     LeaseRequest,
     LedgerState,
@@ -36,6 +37,7 @@ from tiphys_plugin.quota.preemption.victims import (
     mark_lease_preempted,
     split_elastic_leases,
 )
+from tiphys_plugin.quota.queue import ANY_TYPE
 from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.cache import SchedulerCache
@@ -46,6 +48,9 @@ from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, requ
 
 FORGET_AFTER = timedelta(minutes=2)
 """A pending request that was not repeated for this long no longer delays others."""
+GROWTH_EVERY = timedelta(minutes=10)
+"""Shortest time between two growths of an elastic gang, or its start and the first: each has all its ranks save and
+start again."""
 _FEW = 16
 _lease_id = attrgetter("id")
 _granted_at = attrgetter("granted_at")
@@ -268,10 +273,21 @@ def release(state: LedgerState, lease_id: str, now: datetime, cache: SchedulerCa
 
 
 def shrink(
-    state: LedgerState, lease_id: str, members: int, nodes: tuple[str, ...], now: datetime, cache: SchedulerCache
+    state: LedgerState,
+    lease_id: str,
+    members: int,
+    nodes: tuple[str, ...],
+    made: int | None,
+    now: datetime,
+    cache: SchedulerCache,
 ) -> LedgerState:
-    """Release the GPUs of lost members of an elastic gang, of which ``members`` remain on ``nodes``."""
+    """Release the GPUs of lost members of an elastic gang, of which ``members`` remain on ``nodes``.
+
+    ``made`` is the number of members that its workload had made when that was seen, None if unknown.
+    """
     before = cache.find_lease(state, lease_id)
+    if before is not None and before.growth is not None and (made or 0) < before.growth.made:
+        return state  # seen before it grew: the members that are missing are still to be made
     # A report that is late or repeated names more members, or other nodes, than are left, and must not bring them back.
     if before is None or not 0 < members < before.request.members:
         return state
@@ -288,6 +304,65 @@ def shrink(
     released = replace(before, request=before.request.with_members(before.request.members - members))
     after = replace(_promise_freed_gpus(state, [released], now), history=add_ended_usage(state, [released], now))
     return _replace_lease(after, remaining)
+
+
+def grow(
+    state: LedgerState, lease_id: str, made: int, now: datetime, forget_after: timedelta, cache: SchedulerCache
+) -> tuple[LedgerState, Lease | None]:
+    """Grant an elastic gang as many more members as there is room for; None if it gets none.
+
+    It gets idle GPUs only: as long as a request waits that may use GPUs of its kind, it gets none, and it grows neither
+    while members of it are to leave nor before `GROWTH_EVERY`. So a growth and a preemption never alternate.
+
+    Args:
+        state: State before the growth.
+        lease_id: Id of the lease.
+        made: Members that its workload has made until now, lost ones included.
+        now: Time of the growth.
+        forget_after: Age at which pending requests are ignored.
+        cache: The cache of the ledger.
+    """
+    lease = cache.find_lease(state, lease_id)
+    if lease is None or not is_growth_due(lease, now):
+        return state, None
+    active = replace(state, pending=cache.select_active(state, now, forget_after))
+    if any(_may_use(state.queues, pending.request, lease.pool) for pending in active.pending):
+        return state, None
+    for larger in lease.request.larger_sizes:
+        added = lease.request.with_members(larger.members - lease.request.members)
+        pending = PendingRequest(added, state.next_arrival, since=now, seen_at=now)
+        admission = decide_pending(active, pending, now, cache)
+        if not isinstance(admission, Admitted) or bool(admission.nodes) != bool(lease.nodes):
+            continue  # with nodes on one side only, nodes have been declared or withdrawn since the start
+        if admission.pool == lease.pool:
+            used = (now - lease.usage_from) * (lease.request.gpus / larger.gpus)
+            grown = replace(
+                lease,
+                request=larger,
+                nodes=(*lease.nodes, *admission.nodes),
+                growth=Growth(at=now, made=made + added.members, usage_from=now - used),
+            )
+            return _replace_lease(state, grown), grown
+    return state, None
+
+
+def is_growth_due(lease: Lease, now: datetime) -> bool:
+    """Whether a lease is one of an elastic gang that may be granted more members now.
+
+    What another authority has granted (`Lease.flavor`) does not grow, nor does a gang whose members must share a domain
+    of the topology.
+    """
+    request, last = lease.request, lease.growth.at if lease.growth is not None else lease.granted_at
+    can_grow = request.max_members is not None and request.members < request.max_members and request.within is None
+    return can_grow and lease.preemption is None and lease.flavor is None and now - last >= GROWTH_EVERY
+
+
+def _may_use(queues: QueueRules, request: LeaseRequest, pool: str) -> bool:
+    """Whether a pending request may use GPUs of the pool, which its queue may count among all that it does not name."""
+    queue = queues.find(request.queue) if isinstance(queues, Queues) else None
+    if queue is None or not isinstance(queues, Queues):
+        return True
+    return pool == ANY_TYPE or not {pool, ANY_TYPE}.isdisjoint(pools.find_eligible_pools(queues, queue, request))
 
 
 def release_workflow(state: LedgerState, uid: str, now: datetime) -> LedgerState:

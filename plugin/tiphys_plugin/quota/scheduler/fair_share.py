@@ -51,7 +51,7 @@ class DecayedUsage:
         self._half_life = queues.usage_half_life
         self._held: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._not_yet_counted: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._since = max((lease.granted_at for lease in leases), default=datetime.min.replace(tzinfo=UTC))
+        self._since = max((lease.usage_from for lease in leases), default=datetime.min.replace(tzinfo=UTC))
         self._history = tuple(history)
         for lease in leases:
             self._count(lease, 1)
@@ -62,7 +62,7 @@ class DecayedUsage:
         """The usage after leases were added and removed."""
         twin = copy(self)
         twin._held, twin._not_yet_counted = self._held.copy(), self._not_yet_counted.copy()
-        twin._since = max((lease.granted_at for lease in added), default=self._since)
+        twin._since = max((lease.usage_from for lease in added), default=self._since)
         twin._since = max(twin._since, self._since)
         decay = _decay_factor(self._since, twin._since, self._half_life)
         for key in twin._not_yet_counted:
@@ -88,7 +88,7 @@ class DecayedUsage:
         key = (lease.request.queue, pools.find_pool_of_request(self._queues, lease.request, lease.pool))
         gpus = times * lease.request.gpus
         self._held[key] += gpus
-        self._not_yet_counted[key] += gpus * _decay_factor(lease.granted_at, self._since, self._half_life)
+        self._not_yet_counted[key] += gpus * _decay_factor(lease.usage_from, self._since, self._half_life)
 
 
 class FairShares:
@@ -115,7 +115,7 @@ def _decay_factor(since: datetime, now: datetime, half_life: timedelta) -> float
 
 def held_gpu_seconds(lease: Lease, now: datetime) -> float:
     """GPU-seconds that a lease has held until ``now``; 0 if the clock was set back."""
-    return lease.request.gpus * max(0.0, (now - lease.granted_at).total_seconds())
+    return lease.request.gpus * max(0.0, (now - lease.usage_from).total_seconds())
 
 
 def attained_gpu_seconds(lease: Lease, now: datetime) -> float:

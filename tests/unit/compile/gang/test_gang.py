@@ -116,10 +116,13 @@ def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_t
     resource = found["fit-run"]["resource"]
     assert resource["successCondition"] == "status.conditions.0.type in (SuccessCriteriaMet, Complete)"
     assert resource["failureCondition"] == "status.conditions.0.type in (FailureTarget, Failed)"
-    job = filled_in(
-        resource["manifest"], {**KNOWN, "inputs.parameters.tiphys-members": "3", "inputs.parameters.tiphys-spare": "1"}
-    )
+    given = {"members": "3", "spare": "1", "gates": ""}
+    answers = {**KNOWN, **{f"inputs.parameters.tiphys-{name}": value for name, value in given.items()}}
+    job = filled_in(resource["manifest"], answers)
     spec = job["spec"]
+    assert spec["template"]["spec"]["schedulingGates"] == []
+    gated = filled_in(resource["manifest"], {**answers, "inputs.parameters.tiphys-gates": '{"name": "gate"}'})
+    assert gated["spec"]["template"]["spec"]["schedulingGates"] == [{"name": "gate"}]
     assert (spec["completions"], spec["parallelism"], spec["maxFailedIndexes"]) == (3, 3, 1)
     assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed")
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
@@ -128,7 +131,7 @@ def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_t
     assert container["command"][:4] == ["python", "-P", "-m", "tiphys.launch"], "it says where they meet"
     variables = env(container)
     expected = {
-        "PET_NNODES": "2:3",
+        "PET_NNODES": "2:4",
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": "<gang>-0.tiphys-members:29500",
         "PET_RDZV_ID": "<gang>",

@@ -10,7 +10,8 @@ from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.gang_workloads import GANG_RESOURCES
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
-from tiphys.protocol.gang import WORKFLOW_UID_LABEL, FirstFailure, GangBackend, GangPhase
+from tiphys.protocol.gang import MEMBER_GATE, WORKFLOW_UID_LABEL, FirstFailure, GangBackend, GangPhase
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL
 
 
 class Seconds:
@@ -117,6 +118,41 @@ def test_the_job_of_a_gang_is_read_and_ended(api, cluster):
     api.create(JOBS, "ml", {"metadata": metadata, "status": {"conditions": conditions}})
     complete = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
     assert (complete.stage, complete.succeeded) == (GangPhase.FINISHED, True)
+
+
+def elastic_job(api, **status):
+    """An elastic Job of four members, of which one is lost."""
+    metadata = {"name": "digits-fit-1", "labels": {WORKFLOW_UID_LABEL: "uid-1"}}
+    spec = {"completions": 4, "parallelism": 4, "maxFailedIndexes": 2, "backoffLimitPerIndex": 0}
+    api.create(JOBS, "ml", {"metadata": metadata, "spec": spec, "status": {"failedIndexes": "3", **status}})
+
+
+def test_an_elastic_job_grows_once_by_what_was_seen_of_it(api, cluster):
+    elastic_job(api, active=3, ready=2)
+    found = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
+    assert (found.made, found.remaining, found.has_waiting_pods) == (4, 3, True)
+    cluster.grow_gang(found, 5, 2)
+    grown = {"completions": 5, "parallelism": 5, "maxFailedIndexes": 3, "backoffLimitPerIndex": 0}
+    assert api.get(JOBS, "ml", "digits-fit-1")["spec"] == grown
+    cluster.grow_gang(found, 6, 2)
+    assert api.get(JOBS, "ml", "digits-fit-1")["spec"] == grown, "it has changed since"
+    api.delete(JOBS, "ml", "digits-fit-1")
+    cluster.grow_gang(found, 5, 2)
+
+
+def test_a_gated_pod_is_sent_to_one_node_once(api, cluster):
+    spec = {"schedulingGates": [{"name": MEMBER_GATE}], "nodeSelector": {"pool": "gpu"}, "containers": []}
+    labels = {ATTEMPT_LABEL: "1", RUN_LABEL: "digits"}
+    api.create(PODS, "ml", {"metadata": {"name": "member", "labels": labels}, "spec": spec})
+    [gated] = cluster.attempt_pods("ml")
+    assert (gated.is_gated, gated.planned_host) == (True, "")
+    cluster.place_pod(gated, "n1")
+    cluster.place_pod(gated, "n2")
+    [placed] = cluster.attempt_pods("ml")
+    assert (placed.is_gated, placed.planned_host) == (False, "n1")
+    assert api.get(PODS, "ml", "member")["spec"]["nodeSelector"] == {"pool": "gpu", "kubernetes.io/hostname": "n1"}
+    api.delete(PODS, "ml", "member")
+    cluster.place_pod(gated, "n1")
 
 
 @pytest.mark.parametrize("backend", [GangBackend.JOBSET, GangBackend.TRAINJOB])

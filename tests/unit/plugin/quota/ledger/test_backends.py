@@ -13,6 +13,7 @@ from tiphys_plugin.quota.ledger.backend import MemoryLedger
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
 EIGHT = queues(research={"A100": 8})
 
@@ -91,6 +92,40 @@ def test_an_elastic_gang_gets_what_fits_and_gives_back_a_member_at_a_time(ledger
     ledger.release(given.lease)
     ledger.shrink(given.lease, 1)
     assert held(ledger) == [("u1", 2), ("u3", 2)]
+
+
+def test_an_elastic_gang_grows_into_idle_gpus_once_in_ten_minutes(ledger, clock):
+    other = ledger.request(ask(4, "u1"))
+    given = ledger.request(ask(4, "u2", members=2, min_members=2, max_members=4))
+    ledger.release(other.lease)
+    assert ledger.grow(given.lease, 2) is None, "it has just started"
+    clock.advance(600)
+    before = ledger.snapshot().leases[0]
+    grown = ledger.grow(given.lease, 2)
+    assert (grown.request.members, grown.growth.made, held(ledger)) == (4, 4, [("u2", 8)])
+    assert ledger.snapshot().leases == (grown,)
+    used = held_gpu_seconds(before, clock())
+    assert held_gpu_seconds(grown, clock()) == pytest.approx(used), "it pays for no GPUs that it did not hold"
+    ledger.shrink(given.lease, 2, (), 2)
+    assert held(ledger) == [("u2", 8)], "that was seen before the others were made"
+    ledger.shrink(given.lease, 3, (), 4)
+    assert held(ledger) == [("u2", 6)]
+    assert ledger.grow(given.lease, 4) is None, "it has just grown"
+    clock.advance(600)
+    assert ledger.grow(given.lease, 4).growth.made == 5, "a lost member is never made again"
+    assert ledger.grow("unknown", 4) is None
+
+
+def test_an_elastic_gang_does_not_grow_while_another_request_waits(ledger, clock):
+    given = ledger.request(ask(4, "u2", members=2, min_members=2, max_members=4))
+    ledger.shrink(given.lease, 2, (), 4)
+    clock.advance(600)
+    ledger.request(ask(8, "u3"))
+    assert ledger.grow(given.lease, 4) is None
+    assert held(ledger) == [("u2", 4)]
+    clock.advance(600)
+    assert ledger.grow(given.lease, 4) is not None, "that request is no longer repeated"
+    assert held(ledger) == [("u2", 8)]
 
 
 def test_an_elastic_gang_that_waits_holds_back_no_more_than_its_fewest(ledger):

@@ -87,5 +87,5 @@ def test_a_state_that_was_read_anew_changes_like_the_one_before():
     retry = replace(leases[9].request, node_hash="0" * 10)
     moved = decide(again, retry)
     assert next(one for one in moved.leases if one.id == "lease-9").request.node_hash == retry.node_hash
-    smaller = shrink(again, "lease-11", 1, (), NOW, cache)
+    smaller = shrink(again, "lease-11", 1, (), None, NOW, cache)
     assert next(one for one in smaller.leases if one.id == "lease-11").request.members == 1
