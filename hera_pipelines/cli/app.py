@@ -152,6 +152,12 @@ COMMAND_GROUPS = {
     },
     "Cluster": {
         "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.cluster.doctor", "doctor"),
+        "conformance": CommandSource(
+            "Prove on a bucket and a cluster what runs rest on, and report what held.",
+            "conformance.command",
+            "conformance",
+            logs=True,
+        ),
         "triggers": CommandSource(
             "List the triggers of a namespace: their objects, and the last run.",
             "cli.cluster.triggers",

@@ -23,6 +23,7 @@ EXIT_CODES = {
     3: "the run, step or object does not exist",
     4: "conflict: another owner holds it, or quota denies it",
     5: "bytes in storage do not match their record",
+    6: "nothing is broken, and not everything could be tried",
     75: "storage or a service is unavailable; try again",
     78: "credentials, permissions or an address are wrong; change them",
     INTERRUPTED_EXIT_CODE: "interrupted",

@@ -9,7 +9,7 @@ that are objects (Azure).
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -29,12 +29,16 @@ from tiphys.store.open import open_store
 from tiphys_controller.doctor.check import Finding, check, failed, passed, warning
 
 
-def measure_clock_skew_seconds(store: S3Store, now: Callable[[], datetime]) -> float:
-    """Absolute difference between this machine's clock and the server's, in whole seconds as HTTP reports them."""
+def read_reply_headers(store: S3Store) -> Mapping[str, str]:
+    """Headers of the server's reply to a small listing, such as ``date`` and ``server``; names in lower case."""
     with store.translate_errors("list"):
         reply = store.client.list_objects_v2(Bucket=store.bucket, Prefix=store.artifact_key("clock"), MaxKeys=1)
-    date = parsedate_to_datetime(reply["ResponseMetadata"]["HTTPHeaders"]["date"])
-    return abs((date - now()).total_seconds())
+    return reply["ResponseMetadata"]["HTTPHeaders"]
+
+
+def measure_clock_skew_seconds(store: S3Store, now: Callable[[], datetime]) -> float:
+    """Absolute difference between this machine's clock and the server's, in whole seconds as HTTP reports them."""
+    return abs((parsedate_to_datetime(read_reply_headers(store)["date"]) - now()).total_seconds())
 
 
 WRITERS_PER_RACE = 8
@@ -75,7 +79,7 @@ def probe_store(
     nonce = secrets.token_hex(8)
     folders = {half: probe_folder(half, nonce) for half in halves}
     first, *others = halves
-    checks = [*_store_checks(store, folders[first], races), *_bucket_checks(store, folders[first], now)]
+    checks = list_probe_checks(store, folders[first], races=races, now=now)
     checks += [(half.rstrip("/"), partial(_read_after_write, store, f"{folders[half]}fresh/")) for half in others]
     findings: list[Finding] = []
     try:
@@ -85,13 +89,17 @@ def probe_store(
     return findings
 
 
-def _store_checks(store: Store, folder: str, races: int) -> list[ProbeCheck]:
+def list_probe_checks(
+    store: Store, folder: str, *, races: int = RACES, now: Callable[[], datetime] = utc_now
+) -> list[ProbeCheck]:
+    """The checks of a store, which write below ``folder``; each raises `TiphysError` if it gets no answer."""
     paged = store.with_page_size(_PAGE_SIZE) if isinstance(store, BucketStore) else store
     return [
         ("create-only", partial(_create_only, store, f"{folder}once")),
         ("race", partial(_check_races, store, f"{folder}race/", races)),
         ("read-after-write", partial(_read_after_write, store, f"{folder}fresh/")),
         ("listing", partial(_listing, paged, f"{folder}list/")),
+        *_bucket_checks(store, folder, now),
     ]
 
 

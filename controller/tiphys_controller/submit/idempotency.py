@@ -100,10 +100,16 @@ def begin_run_once(store: Store, submitter: Submitter, new: NewRun, key: str, re
     new = new._replace(key=digest_idempotency_key(key))
     reservation = find_started_run(store, key, request)
     if reservation is None:
-        name = _find_free_name(store, submitter, new)
-        own = IdempotencyKeyRecord(run=name, namespace=new.namespace, content=request.content_digest)
-        stored = claim_record(store, idempotency_record_key(new.key), own).record
-        reservation = _check_same_request(stored, key, request)
+        try:
+            name = _find_free_name(store, submitter, new)
+        except ConflictError:  # the same request, sent twice at once, may have taken the name since
+            reservation = find_started_run(store, key, request)
+            if reservation is None:
+                raise
+        else:
+            own = IdempotencyKeyRecord(run=name, namespace=new.namespace, content=request.content_digest)
+            stored = claim_record(store, idempotency_record_key(new.key), own).record
+            reservation = _check_same_request(stored, key, request)
     failpoint("start.after_key")
     return _submit_first(store, submitter, _claim_run_record(store, new, reservation), new.namespace)
 

@@ -74,7 +74,8 @@ class Tombstones:
             self._store.delete(self._key(ref))
             self._damaged.discard(ref)
         record = TombstoneRecord(checkpoint=ref, written_at=self._now())
-        self._marked_at[ref] = claim_record(self._store, self._key(ref), record).record.written_at
+        with contextlib.suppress(ObjectMissingError):  # another process marked and deleted it in this moment
+            self._marked_at[ref] = claim_record(self._store, self._key(ref), record).record.written_at
         failpoint("retention.after_mark")
 
     def unmark(self, ref: CheckpointRef) -> None:

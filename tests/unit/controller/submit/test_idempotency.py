@@ -14,12 +14,14 @@ changes are part of what is asked.
 """
 
 import copy
+from typing import Any
 
 import pytest
 from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.fakes.submitter import FakeSubmitter
 from support.processes.failpoints import dying_at
 from tiphys_controller import StartResult, WorkflowChange, fork_run, resume_run, start_run, start_run_once
+from tiphys_controller.submit import idempotency
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -245,3 +247,21 @@ def test_a_fork_under_a_key_that_cannot_be_repeated_is_refused(
         fork_run(store, submitter, parent, key="a\nb")
 
     assert keys(store) == before
+
+
+def test_a_name_that_the_same_call_took_in_this_moment_is_that_of_the_run(
+    store: Store, submitter: FakeSubmitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same call, sent twice at once: the other is done between the look at the key and that at the name."""
+    others: list[StartResult] = []
+    look = idempotency._find_free_name
+
+    def look_later(*arguments: Any) -> str:
+        if not others:
+            others.append(StartResult("", 0, "", ""))  # the other call comes here, too
+            others[0] = start_run_once(store, submitter, PIPELINE, KEY, "nightly")
+        return look(*arguments)
+
+    monkeypatch.setattr(idempotency, "_find_free_name", look_later)
+    assert start_run_once(store, submitter, PIPELINE, KEY, "nightly") == others[0]._replace(created=False)
+    assert submitter.names() == ["nightly"]

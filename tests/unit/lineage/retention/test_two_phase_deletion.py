@@ -353,3 +353,20 @@ def test_storage_that_fails_at_the_last_look_deletes_nothing(store, clock):
         passes.apply(STARTS, ())
     assert (steps(store), marks(store)) == ([1, 2, 3], [(1, False), (2, False)])
     assert passes.apply(STARTS, ()) == [ref(1, 1), ref(1, 2)]
+
+
+def test_a_mark_of_another_pass_that_deletes_at_the_same_time_stops_neither(store, clock):
+    """The other pass marks first, and its mark is gone, with the checkpoint, before this one can read it."""
+    passes = retention(store, clock, RetentionPolicy(last=1, delay_seconds=0))
+    first = LAYOUT.tombstone(1, 1)
+
+    def other_pass(operation, key):
+        if (operation, key) == ("create", first) and first not in store.objects:
+            store.objects[first] = b"of the other"
+        elif (operation, key) == ("read", first):
+            store.objects.pop(first, None)
+        return False
+
+    store.refuses = other_pass
+    passes.apply(STARTS, ())
+    assert (steps(store), marks(store)) == ([3], [])

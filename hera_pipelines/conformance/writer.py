@@ -1,0 +1,24 @@
+"""A process that claims what each line of its input names, and answers with the winner and whether it is listed."""
+
+import json
+import sys
+
+from tiphys.errors import TiphysError
+from tiphys.records import IdempotencyKeyRecord
+from tiphys.store import Store, claim_record, open_store
+
+
+def claim(store: Store, key: str, writer: str) -> dict[str, object]:
+    """Claim ``key`` as ``writer``; what became of it."""
+    try:
+        found = claim_record(store, key, IdempotencyKeyRecord(run=writer, namespace="", content=key))
+        return {"winner": found.record.run, "won": found.is_ours, "listed": [info.key for info in store.list(key)]}
+    except TiphysError as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    own_store = open_store(sys.argv[1])
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(claim(own_store, line.strip(), sys.argv[2])) + "\n")
+        sys.stdout.flush()
