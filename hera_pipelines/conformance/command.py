@@ -102,6 +102,7 @@ def conformance(
     url = f"{run_store.url.rstrip('/')}/{probe_folder(CONTROL, name)}".rstrip("/")
     screen.note(f"seed {seed}; everything is written below {url}, and removed at the end")
     findings: list[Finding] = []
+    versions: dict[str, str] = {}
     observed, namespace, interrupt = None, "", None
     with ExitStack() as clean_up:
         # With SIGTERM, CI ends a job.
