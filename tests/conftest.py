@@ -68,32 +68,21 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def failpoints_count_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The n-th passage is the n-th of this test, not of the process."""
-    monkeypatch.setattr(faults, "_calls", Counter())
+def process_is_as_imported() -> Iterator[None]:
+    """No test meets what one before it has left in this process.
 
-
-@pytest.fixture(autouse=True)
-def worlds_are_closed() -> Iterator[None]:
+    The n-th passage of a fault point is the n-th of this test. A command that ran here has set up logging, and an
+    author's file has set Hera's settings, for itself and for all that follows. One fixture, as thousands of tests pay
+    for each.
+    """
+    faults._calls = Counter()
+    before = dict(vars(global_config))
     yield
     # Most test files need none, and its import takes as long as that of pytest and hypothesis together.
     if stories := sys.modules.get("support.stories.plugin"):
         stories.close_worlds()
-
-
-@pytest.fixture(autouse=True)
-def logging_is_as_imported() -> Iterator[None]:
-    """A command that ran in this process has set up logging for itself, and for every test after it."""
-    yield
     structlog.reset_defaults()
     assert logging.lastResort is not None
     logging.lastResort.setFormatter(None)
-
-
-@pytest.fixture(autouse=True)
-def settings_of_hera_are_as_imported() -> Iterator[None]:
-    """An author's file that was loaded in this process has set them for itself, and for every test after it."""
-    before = dict(vars(global_config))
-    yield
     vars(global_config).clear()
     vars(global_config).update(before)
