@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
@@ -15,6 +16,9 @@ from support.servers.emulators import azure_container, azure_endpoint, gcs_bucke
 from support.servers.s3 import bucket, own_aws_settings, s3_endpoint
 
 from tiphys import faults
+
+if TYPE_CHECKING:
+    from tiphys.store import DirectoryStore
 
 # Tests start hundreds of processes that import the same modules. Compiled once, beside the installed packages, these
 # cost half as much: so that is done whatever the shell says of bytecode, and nothing of it appears in the working tree.
@@ -86,3 +90,10 @@ def process_is_as_imported() -> Iterator[None]:
     logging.lastResort.setFormatter(None)
     vars(global_config).clear()
     vars(global_config).update(before)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> "DirectoryStore":
+    from tiphys.store import DirectoryStore  # only here, as the process that hands out the tests needs none
+
+    return DirectoryStore(tmp_path / "store")

@@ -13,12 +13,10 @@ import json
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import prometheus_client
 import pytest
-import yaml
 from support.fakes.argo_agent import Agent
 from support.processes.process import Process
 from support.servers import http, kube_server
@@ -37,21 +35,6 @@ TOKENS = {
     "token-of-foreign": ACCOUNT.format("foreign"),
     "token-of-default": "system:serviceaccount:ml:default",
 }
-
-
-def kubeconfig(root: Path, server: str) -> str:
-    """A kubeconfig of the API server for tests; its path."""
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": server}}],
-        "users": [{"name": "test", "user": {}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": RELEASE}}],
-        "current-context": "test",
-    }
-    path = root / "kubeconfig"
-    path.write_text(yaml.safe_dump(document))
-    return str(path)
 
 
 class Running:
@@ -75,7 +58,7 @@ def running(tmp_path_factory):
         server.tokens = dict(TOKENS)
         here = Site(root, server)
         here.break_store("vision")
-        environment = {"KUBECONFIG": kubeconfig(root, server.url)}
+        environment = {"KUBECONFIG": str(kube_server.write_kubeconfig(root, server.url, RELEASE))}
         flags = ("--namespace", "ml", "--namespace", "vision", "--port", "0", "--host", "127.0.0.1")
         with Process("tiphys_plugin", "serve", "--store", here.store_url, *flags, **environment) as process:
             yield Running(here, process, environment)
@@ -194,7 +177,7 @@ def test_wrong_choice_is_an_error_with_a_way_out(running, in_process, monkeypatc
 
 
 def test_cluster_out_of_reach_is_an_error_that_asks_to_be_tried_again(in_process, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, "http://127.0.0.1:1"))
+    monkeypatch.setenv("KUBECONFIG", str(kube_server.write_kubeconfig(tmp_path, "http://127.0.0.1:1", RELEASE)))
     assert main(["serve", "--store", "s3://ml-runs", "--namespace", "ml"]) == StoreError.exit_code
     assert "did not answer" in capsys.readouterr().err
 

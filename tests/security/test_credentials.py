@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.checks.chart import ROOT
 from support.servers.bucket_policies import Policy, allows, enforces
-from support.servers.kube_server import KubeServer, serving
+from support.servers.kube_server import KubeServer, serving, write_kubeconfig
 from support.servers.s3_proxy import Reply, Request, S3Proxy, is_read, refuses, s3_proxy
 from tiphys_controller.doctor.store_credentials import probe_program_credentials
 
@@ -433,16 +433,7 @@ class TestCluster:
         self, api: KubeApi, cluster: KubeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> Callable[[], list[dict[str, str]]]:
         """The findings about the credentials of team-a."""
-        file = tmp_path / "kubeconfig"
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": {"server": cluster.url}}],
-            "users": [{"name": "me", "user": {}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "team-a"}}],
-            "current-context": "test",
-        }
-        file.write_text(json.dumps(document))
+        file = write_kubeconfig(tmp_path, cluster.url, "team-a")
 
         def run() -> list[dict[str, str]]:
             main(["doctor", "--cluster", "-n", "team-a", "--kubeconfig", str(file), "-o", "json"])

@@ -10,10 +10,12 @@ from typing import IO
 
 import pytest
 from support.processes.forking import COMMAND, ForkedProcess, ForkingProcess
+from support.servers.kube_server import KubeServer, serving, write_kubeconfig
 from support.stories import small_pipeline
 
 from hera_pipelines.cli import main
 from hera_pipelines.cli.app import COMMANDS
+from tiphys.kube import KubeApi
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,22 @@ def invoke(arguments: Sequence[str | Path], cwd: Path, preexec_fn: Callable[[], 
 
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
+
+
+@pytest.fixture
+def server() -> Iterator[KubeServer]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def api(server: KubeServer) -> KubeApi:
+    return server.api("ml")
+
+
+@pytest.fixture
+def kubeconfig(server: KubeServer, tmp_path: Path) -> Path:
+    return write_kubeconfig(tmp_path, server.url)
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.processes.polling import until
-from support.servers import argo_rest, kube_server
+from support.servers import argo_rest
 from support.servers.argo_rest import ArgoRest
-from support.servers.kube_server import KubeServer
+from support.servers.kube_server import KubeServer, write_kubeconfig
 from support.stories import small_pipeline
 from tiphys_controller import start_run
 from tiphys_controller.argo_server import ArgoServerSubmitter, connect_argo_server
@@ -18,7 +17,7 @@ from tiphys_controller.argo_server import ArgoServerSubmitter, connect_argo_serv
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.records import SubmissionBinding
-from tiphys.store import DirectoryStore, RunLayout, Store, read_submissions
+from tiphys.store import RunLayout, Store, read_submissions
 
 from .conftest import Command
 
@@ -27,25 +26,9 @@ PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"))
 
 
 @pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with kube_server.serving() as found:
-        yield found
-
-
-@pytest.fixture
-def api(server: KubeServer) -> KubeApi:
-    return server.api("ml")
-
-
-@pytest.fixture
 def argo(api: KubeApi) -> Iterator[ArgoRest]:
     with argo_rest.serving(api) as found:
         yield found
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
 
 
 @pytest.fixture
@@ -58,18 +41,7 @@ def alone(argo: ArgoRest, tiphys: Command, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def kubeconfig(server: KubeServer, tmp_path: Path) -> Path:
-    file = tmp_path / "kubeconfig"
-    context = {"cluster": "test", "user": "me", "namespace": "ml"}
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-        "users": [{"name": "me", "user": {"token": "of-the-kubeconfig"}}],
-        "contexts": [{"name": "test", "context": context}],
-        "current-context": "test",
-    }
-    file.write_text(yaml.safe_dump(config))
-    return file
+    return write_kubeconfig(tmp_path, server.url, token="of-the-kubeconfig")
 
 
 def begun(store: Store, argo: ArgoRest, admitted_as: str = "") -> None:

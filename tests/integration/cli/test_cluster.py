@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.builders.argo_objects import workflow
 from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.fakes.submitter import FakeSubmitter
 from support.processes.polling import until
-from support.servers.kube_server import KubeServer, serving
+from support.servers.kube_server import KubeServer
 from support.stories import small_pipeline
 from tiphys_controller import start_run
 from tiphys_controller.doctor import obstacles
@@ -33,7 +32,7 @@ from hera_pipelines.ui.run_page import UsageReader, read_run_view
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.records import SubmissionClaim, SubmissionEnd, SubmissionKind, utc_now
-from tiphys.store import DirectoryStore, RunLayout, Store, read_submissions
+from tiphys.store import RunLayout, Store, read_submissions
 from tiphys.store.format import mark_format
 
 from .conftest import Command
@@ -41,40 +40,6 @@ from .conftest import Command
 RUN = "digits-1"
 SUBMIT = ("run", "--cluster", "--no-preflight")
 """Preflight has its own tests; this server has nothing of Argo or Tiphys."""
-
-
-@pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def api(server: KubeServer) -> KubeApi:
-    return server.api("ml")
-
-
-@pytest.fixture
-def kubeconfig(server: KubeServer, tmp_path: Path) -> Path:
-    file = tmp_path / "kubeconfig"
-    file.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-                "users": [{"name": "me", "user": {}}],
-                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "ml"}}],
-                "current-context": "test",
-            }
-        )
-    )
-    return file
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
 
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"))

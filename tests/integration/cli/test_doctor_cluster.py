@@ -1,39 +1,16 @@
 """``tiphys doctor --cluster`` against an API server: what it finds by itself, and what it does without rights."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
-from support.servers.kube_server import KubeServer, Request, serving
+from support.servers.kube_server import KubeServer, Request
 from support.stories.installed_cluster import install
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import PODS, SECRETS
 
 from .conftest import Command
-
-
-@pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def kubeconfig(server: KubeServer, tmp_path: Path) -> Path:
-    file = tmp_path / "kubeconfig"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "ml"}}],
-        "current-context": "test",
-    }
-    file.write_text(yaml.safe_dump(document))
-    return file
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import yaml
 from support.builders import ledger
 from support.builders.hostile_text import HOSTILE, MARK
 from support.builders.preflights import write_save
-from support.servers.kube_server import KubeServer, Request, serving
+from support.servers.kube_server import KubeServer, Request, write_kubeconfig
 from support.stories import small_pipeline
 from support.stories.installed_cluster import install
 
@@ -52,12 +52,6 @@ with Pipeline("digits") as pipeline:
 
 
 @pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
 def api(server: KubeServer, tmp_path: Path) -> KubeApi:
     """A cluster whose services keep the runs in the folder ``store``, with queues and what `TRAINING` names."""
     api = install(server, str(tmp_path / "store"))
@@ -69,22 +63,9 @@ def api(server: KubeServer, tmp_path: Path) -> KubeApi:
     return api
 
 
-def write_kubeconfig(file: Path, url: str) -> Path:
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": url}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "ml"}}],
-        "current-context": "test",
-    }
-    file.write_text(yaml.safe_dump(document))
-    return file
-
-
 @pytest.fixture
 def kubeconfig(server: KubeServer, tmp_path: Path) -> Path:
-    return write_kubeconfig(tmp_path / "kubeconfig", server.url)
+    return write_kubeconfig(tmp_path, server.url)
 
 
 def write_training(folder: Path, image: str = f"fit@sha256:{'a' * 64}", gpus: int = 1, call: str = "") -> Path:
@@ -310,7 +291,7 @@ def test_a_store_and_an_api_server_that_hang(tmp_path: Path, monkeypatch: pytest
         keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
         for name, value in {**keys, "AWS_ENDPOINT_URL_S3": url}.items():
             monkeypatch.setenv(name, value)
-        given = ("--store", "s3://ml-runs/tiphys", "--kubeconfig", write_kubeconfig(tmp_path / "kubeconfig", url))
+        given = ("--store", "s3://ml-runs/tiphys", "--kubeconfig", write_kubeconfig(tmp_path, url))
         line = ["preflight", write_training(tmp_path), *given, "--timeout", "0.5", "-o", "json"]
         answer = invoke(line, tmp_path)  # a process of its own: the threads that wait end with it
     assert answer.code == 0, answer

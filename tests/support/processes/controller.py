@@ -5,10 +5,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from support.processes.agent import AgentProcess
-from support.servers.kube_server import KubeServer
+from support.servers.kube_server import KubeServer, write_kubeconfig
 
 
 class ControllerProcess(AgentProcess):
@@ -36,14 +34,4 @@ class ControllerProcess(AgentProcess):
 
 def kubeconfig(server: KubeServer, folder: Path) -> Path:
     """A file in ``folder`` that leads to ``server``, with the namespace of the controller."""
-    file = folder / "kubeconfig"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "tiphys"}}],
-        "current-context": "test",
-    }
-    file.write_text(yaml.safe_dump(document))
-    return file
+    return write_kubeconfig(folder, server.url, "tiphys")

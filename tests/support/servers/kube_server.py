@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -290,6 +291,21 @@ def serving(with_status: frozenset[str] = DEFAULT_STATUS, tls: ssl.SSLContext | 
         http.close_connections()
         http.server_close()
     assert not server.bugs, "the server of this test failed, see above"
+
+
+def write_kubeconfig(folder: Path, url: str, namespace: str = "ml", **user: str) -> Path:
+    """A file in ``folder`` whose one context leads to the API server at ``url``."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": {"server": url}}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": namespace}}],
+        "current-context": "test",
+    }
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(document))
+    return file
 
 
 class _Watch:

@@ -35,11 +35,6 @@ from tiphys.store import DirectoryStore, LineageLayout, read_events
 LAYOUT = LineageLayout(LINEAGE)
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def events(store):
     return [(event.name, event.message) for event in read_events(store, RUN)]
 

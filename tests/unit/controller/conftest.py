@@ -6,12 +6,6 @@ from support.fakes.submitter import FakeSubmitter
 from support.servers.kube_server import KubeServer, serving
 
 from tiphys.kube import KubeApi
-from tiphys.store import DirectoryStore, Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What lists of runs and loops over runs cost: what is shown or open, however many runs have ended before."""
 
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from support.builders.compiled_workflows import History, gated, pipeline_of
@@ -25,11 +24,6 @@ HOUR = timedelta(hours=1)
 @pytest.fixture
 def store() -> CountingStore:
     return CountingStore(MemoryStore())
-
-
-@pytest.fixture
-def submitter(tmp_path: Path) -> FakeSubmitter:
-    return FakeSubmitter(tmp_path / "cluster")
 
 
 def end_run(store: CountingStore, run: str, status: str = "Succeeded", *, may_be_resumed: bool = False) -> None:

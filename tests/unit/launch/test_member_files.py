@@ -17,7 +17,7 @@ import pytest
 from tiphys.errors import ObjectMissingError, UsageError
 from tiphys.launch import member_files
 from tiphys.launch.__main__ import main
-from tiphys.store import DirectoryStore, RunLayout, Store
+from tiphys.store import RunLayout, Store
 
 PREFIX = RunLayout("digits").outputs("fit", 2)
 LINK = "os.symlink('gone', folder / 'out' / 'w')"
@@ -31,11 +31,6 @@ folder = pathlib.Path(sys.argv[1])
 (folder / "loss").write_text("0.5")
 sys.exit(int(sys.argv[2]))
 """
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, code: int = 0, **environ: str) -> int:

@@ -25,11 +25,6 @@ from tiphys.records import AttemptEndOutcome, Cause, Event, SkippedCheckpoint
 from tiphys.store import DirectoryStore, LineageLayout, append_events
 
 
-@pytest.fixture
-def store(tmp_path):
-    return DirectoryStore(tmp_path / "store")
-
-
 def statuses(store):
     (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     return {str(node.ref): node.status for attempt in lineage.attempts for node in attempt.checkpoints}

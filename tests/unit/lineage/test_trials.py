@@ -47,15 +47,10 @@ from tiphys.records import (
     json_digest,
     utc_now,
 )
-from tiphys.store import DirectoryStore, RunLayout
+from tiphys.store import RunLayout
 
 ITEMS = [{"lr": 0.1, "name": "a"}, {"lr": 0.2, "name": "b"}, {"lr": 0.3, "name": "c"}]
 STEPS = [item.step_id for item in assign_item_ids("fit", ITEMS)]
-
-
-@pytest.fixture
-def store(tmp_path):
-    return DirectoryStore(tmp_path / "store")
 
 
 def spec(name: str = "fit", **fields: Any) -> StepSpec:

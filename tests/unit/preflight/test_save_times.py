@@ -13,14 +13,9 @@ from hera_pipelines.preflight.observation import SaveTimes
 from hera_pipelines.preflight.save_times import read_save_times, summarize_saves
 from tiphys.protocol.fan_out import assign_item_ids
 from tiphys.records import RunRecord, utc_now
-from tiphys.store import DirectoryStore, LineageLayout, RunLayout, Store, claim_run
+from tiphys.store import LineageLayout, RunLayout, Store, claim_run
 
 SUBJECT = subject_of(step(), train())
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
 
 
 def add_run(store: Store, run: str, pipeline: str = "digits", *, days_ago: float = 0) -> None:

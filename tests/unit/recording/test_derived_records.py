@@ -14,11 +14,6 @@ from tiphys.store.layout import parse_listed_key
 DONE = RunLayout(RUN).done_markers
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def finished(store: MemoryStore, **fields: object) -> ArgoWorkflow:
     """A step that has succeeded and is not recorded."""
     flow = ArgoWorkflow(store, [ungated(**fields)])

@@ -27,18 +27,12 @@ from support.fakes.argo_workflow import (
     ungated,
 )
 from support.fakes.counting_store import CountingStore
-from support.fakes.memory_store import MemoryStore
 
 from tiphys.protocol.step_spec import RESULT_PARAMETER, StepKind, StepSpec
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, ItemBinding, item_step_id
 from tiphys.store import RunLayout, read_record
 
 MINUTE = timedelta(minutes=1)
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 def test_step_is_claimed_when_it_has_started_and_done_when_it_has_succeeded(store):

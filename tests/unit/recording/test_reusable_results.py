@@ -32,11 +32,6 @@ KEY, OTHER = "a" * 64, "b" * 64
 RUN = "digits"
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def attempt(
     store: MemoryStore, number: int, outcome: str | None = "done", run: str = RUN, key: str = KEY, submission: int = 1
 ) -> AttemptEnd | None:

@@ -56,11 +56,6 @@ def finished_pod(store: MemoryStore, data: Any = b"1,2,3", uid: str = "uid-1") -
     return f"{flow.folder()}data"
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 CHANGES: dict[str, tuple[StepSpec, dict[str, str], str]] = {
     "nothing": (PLAIN, {}, ""),
     "program": (bare("check", template="t-other"), {}, ""),

@@ -13,7 +13,6 @@ A span exists once it has an end: a step has one if its last attempt is done, or
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,11 +59,6 @@ from tiphys.records import (
 from tiphys.store import DirectoryStore, RunLayout, Store
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> DirectoryStore:
-    return DirectoryStore(tmp_path / "store")
 
 
 def submit(store: Store, number: int = 1, *, status: str = "", message: str = "", local: bool = False) -> None:

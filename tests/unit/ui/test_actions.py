@@ -12,7 +12,6 @@
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -27,23 +26,13 @@ from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.page_access import SESSION_SECONDS, PageAccess
 from tiphys.errors import UsageError
 from tiphys.records import Cause, Event
-from tiphys.store import DirectoryStore, Store, list_runs, read_events, read_submissions
+from tiphys.store import Store, list_runs, read_events, read_submissions
 
 TOKEN = "a token of sufficient length"
 HEADER = "X-Forwarded-User"
 PROXY = "10.0.0.7"
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), parameters={"lr": "0.1"})
 RUN = "digits-1"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
-
-
-@pytest.fixture
-def submitter(tmp_path: Path) -> FakeSubmitter:
-    return FakeSubmitter(tmp_path / "cluster")
 
 
 @pytest.fixture

@@ -60,16 +60,6 @@ PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), gated("repor
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
-
-
-@pytest.fixture
-def submitter(tmp_path: Path) -> FakeSubmitter:
-    return FakeSubmitter(tmp_path / "cluster")
-
-
-@pytest.fixture
 def index(store: Store, submitter: FakeSubmitter) -> RunIndex:
     return RunIndex(store, submitter)
 

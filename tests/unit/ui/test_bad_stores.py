@@ -48,11 +48,6 @@ DAMAGE: dict[str, Any] = {
 IN_WORDS = {200, 404, 422}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> DirectoryStore:
-    return DirectoryStore(tmp_path / "store")
-
-
 def overwrite(store: DirectoryStore, key: str, data: bytes | None) -> None:
     store.delete(key)
     if data is not None:

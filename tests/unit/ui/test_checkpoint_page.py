@@ -3,7 +3,6 @@
 import re
 from datetime import UTC, datetime, timedelta
 from html import escape
-from pathlib import Path
 
 import pytest
 from support.builders.hostile_text import HOSTILE, control_characters
@@ -18,11 +17,6 @@ from tiphys.store import DirectoryStore, LineageLayout, RunLayout
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 ADDRESS = f"/runs/{RUN}/checkpoints"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> DirectoryStore:
-    return DirectoryStore(tmp_path / "store")
 
 
 @pytest.fixture

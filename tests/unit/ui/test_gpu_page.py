@@ -20,12 +20,7 @@ from hera_pipelines.ui.gpu_page import NodeRow, NodesView, QueuesView, share_rea
 from hera_pipelines.ui.run_index import RunIndex
 from tiphys.errors import StoreError
 from tiphys.protocol.step_spec import GpuRequest
-from tiphys.store import DirectoryStore, Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
+from tiphys.store import Store
 
 
 def test_queues_with_what_they_hold_and_why_a_request_waits(store: Store) -> None:

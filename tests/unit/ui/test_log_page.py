@@ -27,15 +27,10 @@ from hera_pipelines.ui.log_page import MAX_HTML_BYTES, MAX_PODS
 from tiphys.errors import UsageError
 from tiphys.lineage.run_history import RunHistory
 from tiphys.records import SubmissionEnd
-from tiphys.store import Attempt, DirectoryStore, RunLayout, Store, Submission
+from tiphys.store import Attempt, RunLayout, Store, Submission
 from tiphys.store.program_output import chunk_key
 
 PodLogs = list[tuple[str, str, list[str]]]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
 
 
 @pytest.fixture

@@ -24,11 +24,6 @@ PIPELINE = pipeline_of(gated("prep"))
 
 
 @pytest.fixture
-def submitter(tmp_path: Path) -> FakeSubmitter:
-    return FakeSubmitter(tmp_path / "cluster")
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> CountingStore:
     return CountingStore(DirectoryStore(tmp_path / "store"))
 

@@ -46,11 +46,6 @@ def target(tmp_path):
     return folder
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def kept(store, source, checkpoint=""):
     entries = {
         p: e

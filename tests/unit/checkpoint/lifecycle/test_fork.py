@@ -16,7 +16,6 @@ import time
 
 import pytest
 from support.builders.lineage import LINEAGE, RUN, STEP
-from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import open_session, state_at
 
 from tiphys import checkpoint
@@ -32,11 +31,6 @@ REFUSED = 3
 
 # Python warns of a fork in a process with threads, which is what a data loader does.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 def fork(work):

@@ -18,17 +18,11 @@ from typing import Any
 
 import pytest
 from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
-from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import open_session, state_at
 
 from tiphys import checkpoint
 from tiphys.errors import StoreError, UsageError
 from tiphys.lineage.select import list_commits
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 @pytest.fixture

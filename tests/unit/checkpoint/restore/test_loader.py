@@ -21,11 +21,6 @@ from tiphys.store import LineageLayout
 RETAINED = 1000
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def load(store, loader=None, step=3):
     loader = loader or CheckpointLoader(store)
     return loader.load(loader.read_manifest(ref(1, step)), state_at(0))

@@ -33,11 +33,6 @@ from tiphys.store import LineageLayout, read_step_attempts
 RUN, STEP = "digits-1", "fit"
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def next_attempt(store, number):
     """End attempt ``number`` - 1, and open the next one where the choice says."""
     write_end(store, end_of(number - 1))

@@ -25,15 +25,10 @@ from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.lineage.run_history import RunHistory
-from tiphys.store import DirectoryStore, Store
+from tiphys.store import Store
 
 PIPELINE = pipeline_of(gated("fit"), parameters={"lr": "0.1"})
 EAST = "kubernetes:east"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
 
 
 @pytest.fixture

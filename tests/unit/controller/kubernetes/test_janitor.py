@@ -40,11 +40,6 @@ HOUR = timedelta(hours=1)
 IDS = {name: name * 32 for name in ("a", "b", "c")}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> DirectoryStore:
-    return DirectoryStore(tmp_path / "store")
-
-
 def janitor(
     store: DirectoryStore,
     mode: AutomationMode = AutomationMode.ON,

@@ -23,16 +23,11 @@ from tiphys_controller.runs import StepDetail, summarize_run
 from tiphys.lineage.run_history import RunHistory
 from tiphys.records import ReuseRecord, SubmissionEnd
 from tiphys.records.names import item_step_id
-from tiphys.store import DirectoryStore, RunLayout, Store
+from tiphys.store import RunLayout, Store
 
 RUN = "digits-1"
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"))
 MADE = pipeline_of(gated("prep"), gated("fit", depends="prep", withParam="{{tasks.prep.outputs.parameters.all}}"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return DirectoryStore(tmp_path / "store")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from support.fakes.task_sets import Controller, ScriptedCore, task
 from support.processes.polling import until
-from support.servers.kube_server import KubeServer, serving
+from support.servers.kube_server import KubeServer
 from tiphys_plugin.agent import AgentMetrics, AgentSettings, SharedAgent
 from tiphys_plugin.agent.plugin_calls import ExecuteFunction
 
@@ -28,12 +28,6 @@ QUICK = AgentSettings(
 def log() -> Iterator[list[Any]]:
     with structlog.testing.capture_logs() as entries:
         yield entries
-
-
-@pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with serving() as running:
-        yield running
 
 
 class Running:

@@ -12,7 +12,7 @@ import structlog
 from support.fakes.task_sets import Controller
 from support.processes.polling import until
 from support.servers import http
-from support.servers.kube_server import KubeServer, serving
+from support.servers.kube_server import KubeServer
 from support.stories.plugin import prep, workflow
 from tiphys_plugin.agent import AgentSettings, run
 from tiphys_plugin.server.wiring import DeploymentSettings
@@ -23,12 +23,6 @@ from tiphys.kube.resources import LEASES, WORKFLOWS
 from tiphys.protocol.step_spec import STORE_ANNOTATION
 
 QUICK = AgentSettings(workers=2, writers=1, renew_seconds=0.05)
-
-
-@pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with serving() as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,16 +1,10 @@
 """Fan-out items are known by their value, and equal ones by who asked first."""
 
 import pytest
-from support.stories.plugin import World, fit, outputs, phase, prep, records, world
+from support.stories.plugin import fit, outputs, phase, prep, records
 
 from tiphys.records import item_step_id
 from tiphys.store import read_step_attempts
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
-
 
 SWEEP = prep(name="sweep", fan_out=True, parameters=())
 

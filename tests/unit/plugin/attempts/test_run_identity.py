@@ -13,17 +13,12 @@
 
 import pytest
 from support.builders.irregular_samples import Irregular, WorkflowPlace
-from support.stories.plugin import Flow, World, fit, keys, outputs, phase, prep, records, said, workflow, world
+from support.stories.plugin import Flow, fit, keys, outputs, phase, prep, records, said, workflow
 
 from tiphys.errors import StoreError
 from tiphys.recording.run_binding import bind_workflow, submitted_manifest
 from tiphys.records import SubmissionClaim, SubmissionKind, json_digest
 from tiphys.store import RunLayout, claim_record, read_run, read_submissions
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def given(flow: Flow, run: str, submission: str = "") -> Flow:

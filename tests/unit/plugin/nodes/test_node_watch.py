@@ -23,7 +23,7 @@ from support.builders.cluster_nodes import MODEL, SPOT, condition, failed_pod, f
 from support.builders.ledger import NOW, ask, lease, waiting
 from support.fakes.memory_store import MemoryStore
 from support.processes.polling import until
-from support.servers.kube_server import KubeServer, serving
+from support.servers.kube_server import KubeServer
 from support.stories.plugin import Clock
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.nodes.evacuate import NodeEvacuation, nodes_to_evacuate
@@ -50,19 +50,8 @@ RULES = parse_queues(DECLARED, "the test")
 
 
 @pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture
 def api(server: KubeServer) -> KubeApi:
     return server.api("tiphys")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 from support.builders.lineage import ref
-from support.stories.plugin import Flow, World, commit, fit, keys, outputs, phase, said, world
+from support.stories.plugin import Flow, World, commit, fit, keys, outputs, phase, said
 
 from tiphys.faults import InjectedFaultError
 from tiphys.lineage.quarantine import list_quarantined, read_quarantine_records
@@ -21,11 +21,6 @@ ONE_RETRY = RetryPolicy(user_error=1, backoff_seconds=1)
 
 def at(attempt: int, step: int) -> CheckpointRef:
     return ref(attempt, step, LINEAGE)
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def crashes(flow: Flow, attempt: int, retry: int, error: str = "NaN", restored: CheckpointRef | None = None) -> str:

@@ -11,7 +11,6 @@
 import json
 from typing import Any
 
-import pytest
 from support.stories.plugin import Flow, World, fit, gpus, outputs, phase, said, workflow, world
 from tiphys_plugin import Queues
 
@@ -20,11 +19,6 @@ from tiphys.protocol.step_spec import NodeLabelValue, RetryPolicy, StepSpec
 GI = 1024**3
 SPOT = NodeLabelValue(label="cloud.google.com/gke-spot", value="true")
 ADMITTED = {"terminationGracePeriodSeconds": 30}
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def submit(here: World, spec: StepSpec, resources: dict[str, Any] | None = None, **template: Any) -> Flow:

@@ -24,11 +24,6 @@ FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 STUCK = "it completed no step in 912 s, and the longest of those before took 31 s"
 
 
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
-
-
 def dies(flow: Flow, error: str, code: int, **left) -> str:
     """Attempt 1 leaves ``error`` and exits with ``code``; what conclude says."""
     record = CrashRecord(run=RUN, step="fit", attempt=1, error=error, **left)

@@ -7,18 +7,12 @@
 | shared by another run                                | no     |
 """
 
-import pytest
-from support.stories.plugin import Flow, World, commit, fit, outputs, phase, prep, said, workflow, world
+from support.stories.plugin import Flow, World, commit, fit, outputs, phase, prep, said, workflow
 
 from tiphys.records import SubmissionClaim, SubmissionKind, WorkflowRecord, item_step_id, json_digest
 from tiphys.store import RunLayout, claim_record
 
 RUN = "digits-abc12"
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def resumed(here: World, *specs, submission: int = 2, made_of: str = "", **rerun_since: int) -> Flow:

@@ -14,7 +14,7 @@
 import copy
 
 import pytest
-from support.stories.plugin import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow, world
+from support.stories.plugin import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow
 
 from tiphys.errors import StoreError
 from tiphys.lineage.quarantine import quarantine_checkpoint
@@ -28,11 +28,6 @@ from tiphys.store import RunLayout, claim_record, read_step_attempts
 
 PARENT = "digits-abc12"
 STEP = prep(parameters=())
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def forked(here: World, name: str, *specs, parent: str = PARENT, fresh: tuple[str, ...] = ()) -> Flow:

@@ -1,16 +1,11 @@
 """What a claim says about the parameters and the data that its attempt works on, for the facts of checkpoints."""
 
 import pytest
-from support.stories.plugin import Flow, World, fit, workflow, world
+from support.stories.plugin import Flow, fit, workflow
 
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.records import AttemptClaim, DataVersion
 from tiphys.store import read_run, read_step_attempts
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def test_a_claim_holds_digests_of_parameters_and_data_that_change_with_them_alone(here):

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 from support.fakes.argo_workflow import RUN, ArgoWorkflow, ungated
-from support.stories.plugin import World, fit, keys, outputs, phase, prep, said, world
+from support.stories.plugin import World, fit, keys, outputs, phase, prep, said
 from support.stories.recorded_flow import RecordedFlow
 from tiphys_plugin.operations.recording import _LONGEST_WAIT_SECONDS
 from tiphys_plugin.runtime.background import HashingProgress
@@ -41,11 +41,6 @@ from tiphys.store.workflow_layout import OutputOrigin, output_origin
 
 GATED = prep(name="train", template="t-train", parameters=(), artifacts=())
 STOPPED = "workflow shutdown with strategy:  Stop"
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def submit(here: World, *specs: StepSpec) -> RecordedFlow:

@@ -15,7 +15,6 @@
 import pytest
 from support.stories.plugin import (
     Flow,
-    World,
     artifacts,
     fit,
     keys,
@@ -25,18 +24,12 @@ from support.stories.plugin import (
     records,
     resumed,
     said,
-    world,
 )
 from tiphys_plugin.runtime.background import HashingProgress
 
 from tiphys.records import AttemptEnd, DataVersion
 from tiphys.store import RunLayout, pass_over_end, read_events, read_record
 from tiphys.store.layout import MEMOS
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def finish(flow: Flow, data: bytes = b"rows", **fields) -> str:

@@ -12,7 +12,7 @@
 import hashlib
 
 import pytest
-from support.stories.plugin import Flow, World, artifacts, outputs, phase, said, world
+from support.stories.plugin import Flow, World, artifacts, outputs, phase, said
 from tiphys_plugin.operations import reuse_gate
 from tiphys_plugin.sidecar.outages import OutageClock
 
@@ -30,11 +30,6 @@ def bare(name: str = "prep", **changes) -> StepSpec:
     """A `Step` without a gate that shares its result: a number and a file."""
     given = {"parameters": ("rows",), "artifacts": ("data",), "share": True, **changes}
     return StepSpec(name=name, kind=StepKind.STEP, template=f"t-{name}", **given)
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
 
 
 def share(here: World, spec: StepSpec, value: str = "7", run: str = "other") -> str:

@@ -23,11 +23,6 @@ from tiphys.records.base import MAX_RECORD_BYTES
 from tiphys.store import outputs_digest
 
 
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
-
-
 def ran(here: World, **changes):
     """A flow whose program wrote all that is declared."""
     flow = here.submit(prep(**changes))

@@ -15,18 +15,12 @@ import json
 from datetime import timedelta
 
 import pytest
-from support.stories.plugin import World, artifacts, commit, fit, outputs, phase, records, said, world
+from support.stories.plugin import World, artifacts, commit, fit, outputs, phase, records, said
 
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
 from tiphys.records import utc_now
 from tiphys.store import LineageLayout, RunLayout
-
-
-@pytest.fixture
-def here(tmp_path) -> World:
-    return world(tmp_path)
-
 
 OVER_AT = "2026-03-01T12:00:00.250Z"
 

@@ -9,14 +9,13 @@
 | evicted after the grant | Admitted, as before | yes, marked as preempted |
 """
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 from support.builders.ledger import ask, deferral
 from support.fakes.kueue import FLAVOR, LABELS, FakeKueue, is_true
 from support.processes.failpoints import dying_at
-from support.servers.kube_server import KubeServer, serving
+from support.servers.kube_server import KubeServer
 from support.stories.plugin import Clock
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
@@ -26,19 +25,8 @@ from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKL
 
 
 @pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture
 def kueue(server: KubeServer) -> FakeKueue:
     return FakeKueue(server.api("ml"), {"key": "gpu", "operator": "Exists"}, research=8)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

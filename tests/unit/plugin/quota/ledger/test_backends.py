@@ -18,11 +18,6 @@ from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 EIGHT = queues(research={"A100": 8})
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture(params=["memory", "sqlite", "kubernetes"])
 def ledger(request, tmp_path, clock):
     if request.param == "memory":

@@ -44,11 +44,6 @@ PLACE = Place(Collection("tiphys.dev", "gpuledgers"), "tiphys", "default")
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def api() -> LedgerApi:
     return ledger_api(EIGHT)
 

@@ -47,11 +47,6 @@ SEED = 20_261_123
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def api() -> LedgerApi:
     return ledger_api(MANY)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from support.builders.ledger import ask, deferral, queues
-from support.stories.plugin import Clock
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
@@ -15,11 +14,6 @@ from tiphys.errors import StoreError, UsageError
 from tiphys.faults import InjectedFaultError
 
 EIGHT = queues(research={"A100": 8})
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
