@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from bench.argo.documents import FINISHED
 from bench.samples import significant
 
 
@@ -17,6 +18,8 @@ class Outcome(StrEnum):
     RIGHT = "right"
     WRONG = "wrong silently"
     FAILED = "failed"
+    UNENDED = "not ended after 5 min"
+    """Also where the program has written the right result: no step behind it would begin."""
 
 
 class Note(NamedTuple):
@@ -77,9 +80,14 @@ def judge(history: History, expected: str) -> dict[str, Any]:
     steps = [note for note in history.notes if note.kind == "step"]
     results = [note.words for note in history.notes if note.kind == "done" and note.words]
     succeeded = bool(results) and bool(history.phases) and all(phase == "Succeeded" for phase in history.phases)
-    right = succeeded and set(results) == {expected}
+    if any(phase not in FINISHED for phase in history.phases):
+        outcome = Outcome.UNENDED
+    elif not succeeded:
+        outcome = Outcome.FAILED
+    else:
+        outcome = Outcome.RIGHT if set(results) == {expected} else Outcome.WRONG
     return {
-        "outcome": str(Outcome.RIGHT if right else Outcome.WRONG if succeeded else Outcome.FAILED),
+        "outcome": str(outcome),
         "trained_again": len(steps) - len({note.step for note in steps}),
         "seconds": seconds_without_progress(steps, history.target) if history.target else None,
         "actions": list(history.actions),

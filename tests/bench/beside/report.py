@@ -13,7 +13,7 @@ from hera_pipelines.draw.report_html import ReportBar, ReportChart, ReportRow, r
 
 REPORT = Path(__file__).parents[1] / "reports" / "beside.json"
 NO_CHECKPOINTS = "no checkpoints"
-_COLOURS = {Outcome.RIGHT: "#2f9e6e", Outcome.WRONG: "#8f7fc7", Outcome.FAILED: "#d6453d"}
+_COLOURS = {Outcome.RIGHT: "#2f9e6e", Outcome.WRONG: "#8f7fc7", Outcome.FAILED: "#d6453d", Outcome.UNENDED: "#7a8591"}
 
 
 def merged(report: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,10 +68,10 @@ def _cell(trial: Mapping[str, Any] | None, needs_checkpoints: bool, contender: s
 def picture(report: Mapping[str, Any]) -> str:
     """Seconds without a new step, a row for each fault and contender; a training that never made one fills its row."""
     found = [
-        (fault, CONTENDERS[name].words.replace("`", ""), trials[key])
+        (fault, contender.words.replace("`", ""), report["trials"][name][key])
         for key, fault in FAULTS.items()
-        for name, trials in report["trials"].items()
-        if fault.meets_process and "outcome" in trials.get(key, {})
+        for name, contender in CONTENDERS.items()
+        if fault.meets_process and "outcome" in report["trials"].get(name, {}).get(key, {})
     ]
     longest = max((trial["seconds"] or 1.0 for _, _, trial in found), default=1.0)
     rows, before = [], ""
@@ -79,7 +79,8 @@ def picture(report: Mapping[str, Any]) -> str:
         outcome, seconds = Outcome(trial["outcome"]), trial["seconds"]
         words = "no new step" if seconds is None else f"{seconds:g} s without a new step"
         bar = ReportBar(0.0, seconds or longest, _COLOURS[outcome], f"{fault.words}, {contender}: {outcome}, {words}")
-        rows.append(ReportRow(fault.words if fault.words != before else "", contender, (bar,)))
+        label = "" if fault.words == before else fault.words
+        rows.append(ReportRow(label, f"{contender}, {trial['trained_again']} again", (bar,)))
         before = fault.words
     legend = tuple((str(outcome), colour) for outcome, colour in _COLOURS.items())
     return render_chart_svg(ReportChart("Seconds from a fault to the next new step", "", tuple(rows), longest, legend))

@@ -5,6 +5,7 @@
 | killed, goes on, digest as undisturbed | right, with the steps that were trained twice |
 | succeeded with another digest | wrong silently |
 | no digest, or a Workflow that failed | failed |
+| a Workflow that has not ended in time | not ended |
 | the process ended by itself, the kill came too late, or nothing was seen of the fault | not counted |
 """
 
@@ -61,7 +62,7 @@ def test_steps_trained_twice_and_the_time_to_the_next_new_step_are_counted() -> 
         (killed(OTHER), "wrong silently"),
         (killed(""), "failed"),
         (killed(phases=("Failed",)), "failed"),
-        (killed(phases=("Succeeded", "Running")), "failed"),
+        (killed(phases=("Succeeded", "Running")), "not ended after 5 min"),
         (killed(phases=()), "failed"),
     ],
     ids=["another digest", "no digest", "failed", "one still runs", "no Workflow left"],
