@@ -181,9 +181,11 @@ def test_with_gangs_only_the_account_that_creates_them_may_create_that_kind(
 ) -> None:
     found = granted(mode, f"{value}=true")
     # The Job of a JobSet, also that of a TrainJob, records which member ended first.
+    # An elastic Job grows by a patch of its number of members.
+    grows = {("jobs.batch", "patch")} if resource == "jobs.batch" else set()
     assert workloads(found) == {
         GANG: {(resource, "create"), (resource, "get")},
-        "plugin": {(resource, "get"), (resource, "delete"), ("jobs.batch", "get")},
+        "plugin": {(resource, "get"), (resource, "delete"), ("jobs.batch", "get"), *grows},
         "controller": {(resource, "list"), (resource, "delete")},
     }
     assert found[GANG] - {(resource, "create"), (resource, "get")} == EXECUTES

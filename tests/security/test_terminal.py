@@ -99,6 +99,8 @@ ON_A_CLUSTER = {
     "nodes",
     "janitor",
     "doctor",
+    "conformance",
+    "recover",
     "triggers",
 }
 OF_FILES = {
