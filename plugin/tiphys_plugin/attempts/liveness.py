@@ -105,8 +105,9 @@ def find_gang(store: Store, cluster: Cluster, request: LeaseRequest) -> GangStat
 
 
 def _read_gang_spec(store: Store, request: LeaseRequest) -> GangSpec | None:
-    steps = RunHistory(store, request.run).pipeline.steps
-    return steps[task_name(request.step)].gang
+    # A resume with a changed file may have left the step out.
+    step = RunHistory(store, request.run).pipeline.steps.get(task_name(request.step))
+    return step.gang if step is not None else None
 
 
 def _find_live_workflow(cluster: Cluster, namespace: str, name: str, uid: str) -> dict[str, Any] | None:

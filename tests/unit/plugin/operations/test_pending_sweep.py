@@ -248,6 +248,20 @@ def test_workflow_that_cannot_be_read_keeps_its_lease_and_no_other(gang: World) 
     assert [one.request.uid for one in gang.ledger.snapshot().leases] == ["uid-1"]
 
 
+def test_lease_of_a_gang_step_that_a_changed_file_has_left_out_is_released(gang: World) -> None:
+    [lease] = gang.ledger.snapshot().leases
+    gang.ledger.release(lease.id)
+    left_out = replace(lease.request, step="left-out", node_hash="0" * 16, instance_hash="0" * 16)
+    assert isinstance(gang.ledger.request(left_out), Admitted)
+    sweep = stopped_leases(gang)
+    sweep.run_once()
+    assert held(gang) == 8, "its workflow runs"
+    change(gang, phase="Failed")
+    sweep.run_once()
+    sweep.run_once()
+    assert held(gang) == 0
+
+
 def test_round_reads_a_bounded_number_of_workflows_with_leases_and_all_have_their_turn() -> None:
     ledger = MemoryLedger(queues(research={"A100": 80}))
     names = [f"w{number:02}" for number in range(40)]
