@@ -15,6 +15,7 @@ from chaos.scheduler import Process, Scheduler
 from chaos.seams import simulated
 from chaos.services import Controller, Desk, Replica
 from chaos.world import World
+from tiphys.protocol.compiled_workflow import is_shutdown_message
 
 FAULT_SECONDS = 3 * 3600.0
 RECOVERY_SECONDS = 3 * 3600.0
@@ -97,10 +98,19 @@ def simulate(seed: int, fault_seconds: float = FAULT_SECONDS) -> Outcome:
 
 
 def _last_statuses(world: World) -> dict[str, str]:
-    """The recorded status of the last submission of each run; empty without an end."""
+    """The recorded status of the last submission of each run; empty without an end.
+
+    One that was stopped when its steps were done counts as succeeded: people find nothing missing.
+    """
     claims = (
         re.fullmatch(r"control/runs/([^/]+)/submissions/\d{9}", key[:-5]) for key in world.keys_below("control/runs/")
     )
     last = {claim[1]: claim[0] for claim in claims if claim}
     ends = {run: world.objects.get(f"{claim}.end.json") for run, claim in last.items()}
-    return {run: json.loads(end[0])["status"] if end else "" for run, end in ends.items()}
+    statuses = {run: json.loads(end[0]) if end else {"status": ""} for run, end in ends.items()}
+    return {run: "Succeeded" if _is_complete(world, run, end) else end["status"] for run, end in statuses.items()}
+
+
+def _is_complete(world: World, run: str, end: dict[str, str]) -> bool:
+    done = {key.split("/")[4] for key in world.keys_below(f"control/runs/{run}/done/")}
+    return is_shutdown_message(end.get("message", "")) and done == {"prep", "fit"}

@@ -135,6 +135,7 @@ class Tenant:
         self.namespace = namespace
         self.name = name
         spread = [fit(name="spread", gang=GangSpec(members=2))] if gangs else []
+        spread += [fit(name="wide", gang=GangSpec(members=2, min_members=1))] if gangs else []
         self.steps = ("fit", "spread") if gangs else ("fit",)
         body = workflow([fit(gpu=gpus(1)), *spread], name)
         store = f"s3://{cluster_store.bucket}/{namespace}/tiphys"
@@ -190,7 +191,13 @@ class Tenant:
     def grow(self) -> Lease:
         """An elastic gang of one pod behind a gate, whose lease has been granted another one."""
         instance = f"{self.name}.wide"
-        step = {"step": "wide", "namespace": self.namespace, "run": self.name, "instance": instance}
+        step = {
+            "step": "wide",
+            "namespace": self.namespace,
+            "run": self.name,
+            "instance": instance,
+            "workflow": self.name,
+        }
         held = ask_for(2, self.uid, members=2, min_members=1, max_members=2, **step)
         name = gang_name(self.name, "wide", 1)
         labels = {
