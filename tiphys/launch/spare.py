@@ -112,15 +112,16 @@ class Spare:
 
     def close(self, *, ends: bool) -> None:
         """Close the pipes, and end the process if it ``ends``, with those that its imports have started."""
-        self._close_pipes()
         if ends and not self.has_ended():
-            os.kill(self.pid, signal.SIGSTOP)  # it starts no more
+            # Stopped while its pipes are open: it would end by itself without them, and its children be nobody's.
+            os.kill(self.pid, signal.SIGSTOP)
             children = [process for child in read_children(self.pid) for process in (child, *child.descendants())]
             for pid in (self.pid, *(process.pid for process in children)):
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)  # with the spare gone, they are children of the launcher
             self._has_ended = True
+        self._close_pipes()
 
     def _close_pipes(self) -> None:
         os.close(self._commands)

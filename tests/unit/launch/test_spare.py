@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,14 @@ def test_spare_that_is_not_ready_takes_nothing_over(monkeypatch) -> None:
     assert spare.has_ended()
 
 
-def test_processes_that_an_import_of_a_spare_starts_end_with_it(tmp_path: Path) -> None:
+def test_processes_that_an_import_of_a_spare_starts_end_with_it(tmp_path: Path, monkeypatch) -> None:
+    look = Spare.has_ended
+
+    def look_late(spare: Spare) -> bool:
+        time.sleep(0.5)  # the spare has the time to end by itself, if it was told to
+        return look(spare)
+
+    monkeypatch.setattr(Spare, "has_ended", look_late)
     (tmp_path / "busy.py").write_text(
         "import os, subprocess\n"
         "child = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $! > \"$OUT.new\"; mv \"$OUT.new\" \"$OUT\"; wait'])"
