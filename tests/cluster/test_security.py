@@ -398,7 +398,8 @@ def test_every_right_is_used_and_none_is_missing(
         tenant = Tenant(api, cluster_store, namespace, f"digits-{number}", gangs=gangs)
         if number == 0:
             tenant.lose_agent_pod()
-            tenant.be_asked_to_leave(release.home, *([tenant.grow()] if gangs else []))
+            others = [Tenant(api, cluster_store, namespace, "growing", gangs=True).grow()] if gangs else []
+            tenant.be_asked_to_leave(release.home, *others)
         if number % 4 == 0:  # the pods of the others end at once
             tenant.run_on(lost_node)
         if gangs:
