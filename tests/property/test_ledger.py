@@ -296,11 +296,21 @@ def rows_are_never_deleted(plant):
 
 
 def leases_are_not_written(plant):
-    plant(sqlite_ledger, "_store_leases", lambda connection, before, after: None)
+    store = sqlite_ledger.store_state
+    plant(
+        sqlite_ledger,
+        "store_state",
+        lambda connection, before, after: store(connection, before, replace(after, leases=before.leases)),
+    )
 
 
 def who_waits_is_not_written(plant):
-    plant(sqlite_ledger, "_store_waiting", lambda connection, before, after: None)
+    store = sqlite_ledger.store_state
+    plant(
+        sqlite_ledger,
+        "store_state",
+        lambda connection, before, after: store(connection, before, replace(after, pending=before.pending)),
+    )
 
 
 FILE = [rows_are_never_deleted, leases_are_not_written, who_waits_is_not_written]

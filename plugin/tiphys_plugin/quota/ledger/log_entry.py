@@ -6,16 +6,18 @@ change often and alone; an entry groups them by time.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger import status_codec
 from tiphys_plugin.quota.ledger.status_codec import JsonObject
 from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+
+_Record = TypeVar("_Record", Lease, PendingRequest)
 
 
 class StateCodec:
@@ -24,14 +26,11 @@ class StateCodec:
     lease_id = attrgetter("id")
     arrival = attrgetter("arrival")
 
-    def lease(self, raw: JsonObject) -> Lease:
-        return status_codec.decode_lease(raw)
-
-    def pending(self, raw: JsonObject) -> PendingRequest:
-        return status_codec.decode_pending(raw)
+    lease = staticmethod(status_codec.LEASES.decode)
+    pending = staticmethod(status_codec.PENDING.decode)
 
     def history(self, raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
-        return status_codec.decode_history(raw)
+        return tuple(map(status_codec.HISTORY.decode, raw))
 
     def checked(self, lease: Lease, check_at: str) -> Lease:
         return replace(lease, check_at=status_codec.parse_timestamp(check_at))
@@ -53,42 +52,39 @@ def needs_write(before: LedgerState, after: LedgerState, refresh_after: timedelt
 
 def encode_changes(before: LedgerState, after: LedgerState, cache: SchedulerCache) -> dict[str, Any]:
     """The entry that leads from ``before`` to ``after``, see `tiphys.kube.ledger_log.apply_entries`."""
-    leases, pending = cache.find_changes(before.leases, after.leases), cache.find_changes(before.pending, after.pending)
-    changes = {**_encode_lease_changes(*leases), **_encode_pending_changes(*pending)}
+    leases = _find_record_changes(*cache.find_changes(before.leases, after.leases), StateCodec.lease_id, "check_at")
+    pending = _find_record_changes(*cache.find_changes(before.pending, after.pending), StateCodec.arrival, "seen_at")
+    changes: dict[str, Any] = {
+        "leases": list(map(status_codec.LEASES.encode, leases.written)),
+        "ended": leases.gone,
+        "checked": leases.moved,
+        "waiting": list(map(status_codec.PENDING.encode, pending.written)),
+        "left": pending.gone,
+        "seen": pending.moved,
+    }
     if after.history != before.history:
-        changes["history"] = status_codec.encode_history(after.history)
+        changes["history"] = list(map(status_codec.HISTORY.encode, after.history))
     return {name: value for name, value in changes.items() if value or name == "history"}
 
 
-def _encode_lease_changes(removed: Sequence[Lease], added: Sequence[Lease]) -> dict[str, Any]:
-    old, new = {lease.id: lease for lease in removed}, {lease.id: lease for lease in added}
-    checked: defaultdict[datetime, list[str]] = defaultdict(list)
-    written = []
-    for lease in new.values():
-        earlier = old.get(lease.id)
-        if earlier is None or replace(earlier, check_at=lease.check_at) != lease:
-            written.append(status_codec.encode_lease(lease))
-        elif earlier.check_at != lease.check_at:
-            checked[lease.check_at].append(lease.id)
-    return {
-        "leases": written,
-        "ended": [lease_id for lease_id in old if lease_id not in new],
-        "checked": {status_codec.format_timestamp(at): ids for at, ids in checked.items()},
-    }
+class _RecordChanges(NamedTuple, Generic[_Record]):
+    """New and changed records, the keys of those that are gone, and by time the keys of those of which only that changed."""
+
+    written: list[_Record]
+    gone: list[object]
+    moved: dict[str, list[object]]
 
 
-def _encode_pending_changes(removed: Sequence[PendingRequest], added: Sequence[PendingRequest]) -> dict[str, Any]:
-    old, new = {pending.arrival: pending for pending in removed}, {pending.arrival: pending for pending in added}
-    seen: defaultdict[datetime, list[int]] = defaultdict(list)
+def _find_record_changes(
+    removed: Sequence[_Record], added: Sequence[_Record], key_of: Callable[[_Record], object], time_field: str
+) -> _RecordChanges[_Record]:
+    old, new = {key_of(record): record for record in removed}, {key_of(record): record for record in added}
+    moved: defaultdict[str, list[object]] = defaultdict(list)
     written = []
-    for pending in new.values():
-        earlier = old.get(pending.arrival)
-        if earlier is None or replace(earlier, seen_at=pending.seen_at) != pending:
-            written.append(status_codec.encode_pending(pending))
-        elif earlier.seen_at != pending.seen_at:
-            seen[pending.seen_at].append(pending.arrival)
-    return {
-        "waiting": written,
-        "left": [arrival for arrival in old if arrival not in new],
-        "seen": {status_codec.format_timestamp(at): arrivals for at, arrivals in seen.items()},
-    }
+    for key, record in new.items():
+        earlier, time = old.get(key), getattr(record, time_field)
+        if earlier is None or replace(earlier, **{time_field: time}) != record:
+            written.append(record)
+        elif getattr(earlier, time_field) != time:
+            moved[status_codec.format_timestamp(time)].append(key)
+    return _RecordChanges(written, [key for key in old if key not in new], dict(moved))

@@ -6,123 +6,84 @@ over all processes of a machine, and a killed process leaves a whole lease or no
 
 Each decision loads the whole state and stores the changed rows.
 
-``PRAGMA user_version`` is the format of the file. The tables are created in one
-transaction with it, so a crash repeats their creation as a whole.
+``PRAGMA user_version`` is the format of the file. The table is created in one
+transaction with it, so a crash repeats both.
 """
 
 import contextlib
+import json
 import sqlite3
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.records import utc_now
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
-from tiphys_plugin.quota.ledger.status_codec import format_lease, format_pending, parse_lease, parse_pending
+from tiphys_plugin.quota.ledger.status_codec import HISTORY, LEASES, PENDING, RecordCodec
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.queues import Queues
 
+_CODECS: dict[str, RecordCodec[Any]] = {"lease": LEASES, "waiting": PENDING, "history": HISTORY}
+"""Codecs by kind of record."""
+
 
 class StateRows:
-    """The ledger state in the tables of a file.
+    """The ledger state in the table of a file.
 
     A known row yields the same object again, so the rows that a transition left unchanged are found by identity.
     """
 
     def __init__(self) -> None:
-        self._leases: dict[str, Lease] = {}
-        self._pending: dict[str, PendingRequest] = {}
+        self._known: dict[tuple[str, str], Any] = {}
 
     def load(self, connection: sqlite3.Connection) -> LedgerState:
         """Load the ledger state; must run within a transaction."""
-        leases = [text for (text,) in connection.execute("SELECT lease FROM leases ORDER BY rowid")]
-        waiting = [text for (text,) in connection.execute("SELECT request FROM waiting ORDER BY arrival")]
-        history = connection.execute("SELECT queue, pool, gpus, at FROM history ORDER BY queue, pool")
-        self._leases = {text: self._leases.get(text) or parse_lease(text) for text in leases}
-        self._pending = {text: self._pending.get(text) or parse_pending(text) for text in waiting}
-        return LedgerState(
-            tuple(self._leases.values()),
-            tuple(self._pending.values()),
-            tuple(EndedUsage(queue, pool, gpus, datetime.fromisoformat(at)) for queue, pool, gpus, at in history),
-        )
+        rows = connection.execute("SELECT kind, record FROM records ORDER BY rowid").fetchall()
+        self._known = {row: self._known.get(row) or _CODECS[row[0]].parse(row[1]) for row in rows}
+        records: defaultdict[str, list[Any]] = defaultdict(list)
+        for (kind, _), record in self._known.items():
+            records[kind].append(record)
+        history = sorted(records["history"], key=lambda usage: (usage.queue, usage.pool))
+        return LedgerState(tuple(records["lease"]), tuple(records["waiting"]), tuple(history))
 
 
 def store_state(connection: sqlite3.Connection, before: LedgerState, after: LedgerState) -> None:
-    """Write the difference between two states. Rows are deleted first, because keys are unique."""
-    _store_leases(connection, before, after)
-    _store_waiting(connection, before, after)
-    if after.history != before.history:
-        connection.execute("DELETE FROM history")
-        connection.executemany(
-            "INSERT INTO history (queue, pool, gpus, at) VALUES (?,?,?,?)",
-            [(usage.queue, usage.pool, usage.gpus, usage.measured_at.isoformat()) for usage in after.history],
-        )
-
-
-def _store_leases(connection: sqlite3.Connection, before: LedgerState, after: LedgerState) -> None:
-    stored, kept_ids = {lease.id: lease for lease in before.leases}, {lease.id for lease in after.leases}
-    connection.executemany("DELETE FROM leases WHERE id=?", [(lease_id,) for lease_id in stored.keys() - kept_ids])
+    """Write the difference between two states. A changed row keeps its place, and a new one is the last."""
+    stored, kept = _index_records(before), _index_records(after)
+    connection.executemany("DELETE FROM records WHERE kind=? AND key=?", stored.keys() - kept.keys())
     connection.executemany(
-        "INSERT INTO leases (id, uid, step, node, lease) VALUES (?,?,?,?,?)"
-        " ON CONFLICT (id) DO UPDATE SET node=excluded.node, lease=excluded.lease",
-        [
-            (lease.id, *lease.request.key, format_lease(lease))
-            for lease in after.leases
-            if stored.get(lease.id) is not lease
-        ],
+        "INSERT INTO records (kind, key, record) VALUES (?,?,?)"
+        " ON CONFLICT (kind, key) DO UPDATE SET record=excluded.record",
+        [(*key, _CODECS[key[0]].format(record)) for key, record in kept.items() if stored.get(key) is not record],
     )
 
 
-def _store_waiting(connection: sqlite3.Connection, before: LedgerState, after: LedgerState) -> None:
-    stored = {pending.arrival: pending for pending in before.pending}
-    kept_arrivals = {pending.arrival for pending in after.pending}
-    connection.executemany(
-        "DELETE FROM waiting WHERE arrival=?", [(arrival,) for arrival in stored.keys() - kept_arrivals]
-    )
-    connection.executemany(
-        "INSERT INTO waiting (arrival, uid, step, node, request) VALUES (?,?,?,?,?)"
-        " ON CONFLICT (arrival) DO UPDATE SET node=excluded.node, request=excluded.request",
-        [
-            (pending.arrival, *pending.request.key, format_pending(pending))
-            for pending in after.pending
-            if stored.get(pending.arrival) is not pending
-        ],
-    )
+def _index_records(state: LedgerState) -> dict[tuple[str, str], Lease | PendingRequest | EndedUsage]:
+    """The records by their kind and their key."""
+    return {
+        **{("lease", lease.id): lease for lease in state.leases},
+        **{("waiting", str(pending.arrival)): pending for pending in state.pending},
+        **{("history", json.dumps([usage.queue, usage.pool])): usage for usage in state.history},
+    }
 
 
-_FORMAT = 6
-_SCHEMA = (
-    # ``uid, step, node`` is the replay key. ``lease`` is a Lease, and ``request`` a PendingRequest, as `status_codec`
-    # encodes them.
-    """CREATE TABLE leases (
-        id TEXT PRIMARY KEY,
-        uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
-        lease TEXT NOT NULL,
-        UNIQUE (uid, step, node)
-    ) STRICT""",
-    """CREATE TABLE waiting (
-        arrival INTEGER PRIMARY KEY AUTOINCREMENT,
-        uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
-        request TEXT NOT NULL,
-        UNIQUE (uid, step, node)
-    ) STRICT""",
-    """CREATE TABLE history (
-        queue TEXT NOT NULL, pool TEXT NOT NULL,
-        gpus REAL NOT NULL,
-        at TEXT NOT NULL,
-        PRIMARY KEY (queue, pool)
-    ) STRICT""",
-)
+_FORMAT = 7
+_SCHEMA = """CREATE TABLE records (
+    kind TEXT NOT NULL, key TEXT NOT NULL,
+    record TEXT NOT NULL,  -- as `status_codec` formats it
+    PRIMARY KEY (kind, key)
+) STRICT"""
 
 
 def create_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables in an empty file.
+    """Create the table in an empty file.
 
     Raises:
         StoreError: another version of Tiphys made the file.
@@ -135,8 +96,7 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
         if version not in (0, _FORMAT):
             raise _format_error(path, version)
         if not version:
-            for statement in _SCHEMA:
-                connection.execute(statement)
+            connection.execute(_SCHEMA)
             connection.execute(f"PRAGMA user_version = {_FORMAT}")
     except BaseException:
         connection.execute("ROLLBACK")
@@ -165,7 +125,7 @@ def read_ledger_file(path: Path) -> LedgerState:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version != _FORMAT:
                 raise _format_error(path, version)
-            connection.execute("BEGIN")  # one snapshot of all tables
+            connection.execute("BEGIN")  # one snapshot
             return StateRows().load(connection)
     except sqlite3.Error as error:
         raise StoreError(f"the GPU ledger {path} cannot be read: {error}") from error
@@ -225,7 +185,7 @@ class SqliteLedger(BaseLedger):
 
     def snapshot(self) -> LedgerState:
         with self._lock, self._translate_errors():
-            self._connection.execute("BEGIN")  # one snapshot of all tables
+            self._connection.execute("BEGIN")  # one snapshot
             try:
                 return replace(self._rows.load(self._connection), queues=self._queues)
             finally:
