@@ -1,8 +1,7 @@
 """The plugin as a process: ``python -m tiphys_plugin`` with a command and its options.
 
-A command's module is imported only after it was chosen, so no command loads
-what only another one needs. All commands share the process settings made here:
-JSON logs, signal handling, and garbage collection thresholds.
+All commands share the process settings made here: JSON logs, signal handling,
+and garbage collection thresholds. Their module is imported once the options are right.
 """
 
 import argparse
@@ -11,9 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 
 import prometheus_client
 
@@ -23,8 +21,6 @@ from tiphys.service.logging import configure_json_logging
 from tiphys_plugin.runtime.settings import (
     IMAGE_PULL_TIMEOUT_SECONDS,
     IMAGE_PULL_TIMEOUT_VARIABLE,
-    TOKEN_FILE_VARIABLE,
-    TOKEN_VARIABLE,
 )
 from tiphys_plugin.sidecar.outages import OUTAGE_LIMIT_SECONDS, OUTAGE_LIMIT_VARIABLE
 
@@ -39,16 +35,12 @@ _AGENT_EXAMPLES = """\
 examples:
   python -m tiphys_plugin agent --store s3://ml-runs/tiphys --namespace ml
   python -m tiphys_plugin agent --store 's3://ml-runs/{namespace}' --all-namespaces"""
-_EMBEDDED_EXAMPLES = """\
-examples:
-  TIPHYS_PLUGIN_TOKEN_FILE=token python -m tiphys_plugin embedded \\
-      --store ./store --cluster-dir ./cluster --ledger ledger.db --queues queues.yaml"""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser; the parsed options name the ``module`` and ``function`` that run the command."""
+    """Build the parser; a ``command`` is the name of its function in `tiphys_plugin.server.service`."""
     top = argparse.ArgumentParser(prog="python -m tiphys_plugin", description="Answer Argo's plugin steps.")
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    commands = top.add_subparsers(required=True, dest="command", metavar="COMMAND")
     serve = _add_command(
         commands,
         "serve",
@@ -63,7 +55,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="accept only tokens that were issued for this audience, as sidecars with TIPHYS_TOKEN_AUDIENCE request "
         "them (default: tokens for the API server)",
     )
-    serve.set_defaults(module="tiphys_plugin.server.service", function="serve")
     agent = _add_command(
         commands,
         "agent",
@@ -79,12 +70,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="fail a step that storage, API server or ledger have not answered for this long (default: "
         f"{OUTAGE_LIMIT_VARIABLE}, or {OUTAGE_LIMIT_SECONDS:g})",
     )
-    agent.set_defaults(module="tiphys_plugin.server.service", function="agent")
-    embedded = _add_command(
-        commands, "embedded", _EMBEDDED_EXAMPLES, "serve one machine, with a folder in place of a cluster"
-    )
-    _add_embedded_options(embedded)
-    embedded.set_defaults(module="tiphys_plugin.server.embedded", function="serve")
     return top
 
 
@@ -130,32 +115,11 @@ def _add_deployment_options(command: argparse.ArgumentParser) -> None:
         help="end an attempt with GPUs whose image cannot be pulled for this long (default: "
         f"{IMAGE_PULL_TIMEOUT_VARIABLE}, or {IMAGE_PULL_TIMEOUT_SECONDS:g})",
     )
-    _add_address_options(command, _ALL_ADDRESSES)
-    add_tls_options(command)
-
-
-def _add_embedded_options(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        f"{command.description} The token is read from the file {TOKEN_FILE_VARIABLE}, or from {TOKEN_VARIABLE}."
-    )
-    command.add_argument("--store", required=True, help="URL of the storage of runs")
-    command.add_argument("--cluster-dir", required=True, type=Path, help="folder that holds workflows and pods")
-    command.add_argument(
-        "--ledger",
-        required=True,
-        type=Path,
-        help="SQLite file of GPU leases, on a durable disk; if the file is lost, only leases of attempts with live "
-        "pods are recovered",
-    )
-    command.add_argument("--queues", type=Path, help="queue file; without one, GPUs are not limited")
-    _add_address_options(command, "127.0.0.1")
-
-
-def _add_address_options(command: argparse.ArgumentParser, host: str) -> None:
-    command.add_argument("--host", default=host, help="address to listen on (default: %(default)s)")
+    command.add_argument("--host", default=_ALL_ADDRESSES, help="address to listen on (default: %(default)s)")
     command.add_argument(
         "--port", default=7243, type=int, help="port to listen on; 0 for a free one (default: %(default)s)"
     )
+    add_tls_options(command)
 
 
 _YOUNG_THRESHOLD = 10_000
@@ -170,9 +134,8 @@ def set_gc_thresholds() -> None:
     gc.set_threshold(_YOUNG_THRESHOLD, gc.get_threshold()[1], _FULL_COLLECTION_THRESHOLD)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; answer the calls under way, then return the exit code."""
-    options = build_parser().parse_args(arguments)
+def run_until_signal(serve: Callable[[threading.Event], None]) -> int:
+    """Run ``serve`` until SIGTERM or SIGINT sets its event, and it has answered the calls under way; the exit code."""
     configure_json_logging()
     set_gc_thresholds()
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
@@ -180,11 +143,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        getattr(import_module(options.module), options.function)(options, stop)
+        serve(stop)
     except TiphysError as error:
         print(f"tiphys-plugin: {error}", file=sys.stderr)  # noqa: T201  a command reports its error on stderr
         return error.exit_code
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command of ``arguments``; returns its exit code."""
+    options = build_parser().parse_args(arguments)
+    return run_until_signal(
+        lambda stop: getattr(import_module("tiphys_plugin.server.service"), options.command)(options, stop)
+    )
 
 
 if __name__ == "__main__":

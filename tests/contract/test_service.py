@@ -182,7 +182,7 @@ def test_cluster_out_of_reach_is_an_error_that_asks_to_be_tried_again(in_process
     assert "did not answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "agent", "embedded"])
+@pytest.mark.parametrize("command", ["serve", "agent"])
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from tiphys.failures import bad_checkpoints
 from tiphys.records import json_digest
 
-TOKEN_VARIABLE = "TIPHYS_PLUGIN_TOKEN"  # noqa: S105  the name of a variable
 IMAGE_PULL_TIMEOUT_VARIABLE = "TIPHYS_IMAGE_PULL_TIMEOUT_SECONDS"
 IMAGE_PULL_TIMEOUT_SECONDS = 300.0
 """How long the pull of an image may fail before its attempt is ended."""
-TOKEN_FILE_VARIABLE = "TIPHYS_PLUGIN_TOKEN_FILE"  # noqa: S105
-"""Path of the file with the token that callers of the embedded plugin must send."""
 
 
 @dataclass(frozen=True)

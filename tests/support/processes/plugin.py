@@ -11,12 +11,12 @@ from types import TracebackType
 from support.processes.forking import ForkedProcess, ForkingProcess
 
 TOKEN = "service-token"
-FORKED_MODULES = ("tiphys_plugin.server.embedded", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on")
-_PROGRAM = "import runpy; runpy.run_module('tiphys_plugin', run_name='__main__', alter_sys=True)"
+FORKED_MODULES = ("support.processes.embedded_plugin", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on")
+_PROGRAM = "import runpy; runpy.run_module('support.processes.embedded_plugin', run_name='__main__', alter_sys=True)"
 
 
 class Service:
-    """``python -m tiphys_plugin embedded`` over the folders of a `support.stories.plugin.World`.
+    """`support.processes.embedded_plugin` over the folders of a `support.stories.plugin.World`.
 
     It is forked if there is a process ``forking`` of `FORKED_MODULES`.
     """
@@ -31,13 +31,18 @@ class Service:
     ) -> None:
         self._forking = forking
         self.command = [
-            *(sys.executable, "-m", "tiphys_plugin", "embedded", "--port", "0"),
+            *(sys.executable, "-m", "support.processes.embedded_plugin"),
             *("--store", str(root / "store"), "--cluster-dir", str(root / "cluster")),
             *("--ledger", str(root / "ledger.db")),
             *(("--queues", str(queues)) if queues else ()),
         ]
         faults = {"TIPHYS_FAILPOINTS": failpoints, "TIPHYS_FAILPOINTS_LOG": str(log)} if failpoints else {}
-        self.environment = {**os.environ, "TIPHYS_PLUGIN_TOKEN": TOKEN, **faults}
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TIPHYS_PLUGIN_TOKEN": TOKEN,
+            **faults,
+        }
         self.url = ""
 
     def __enter__(self) -> "Service":
