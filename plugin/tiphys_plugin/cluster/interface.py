@@ -65,7 +65,7 @@ def _container_resources(container: dict[str, Any]) -> Counter[str]:
 class PodStatus(BaseModel):
     """The part of a pod's status that decides whether an attempt lives and how it ended."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     namespace: str = "default"

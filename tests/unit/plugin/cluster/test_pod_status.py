@@ -14,8 +14,10 @@
 """
 
 import pytest
+from pydantic import ValidationError
 from support.builders.argo_pods import disruption, ended, pod, runs, waits
 from tiphys_plugin.attempts.pods import observe_pod_end
+from tiphys_plugin.cluster.interface import DirectoryCluster, PodStatus
 from tiphys_plugin.cluster.pod_status import pod_status
 
 from tiphys.failures.classify import classify_failure
@@ -253,3 +255,14 @@ def test_pod_that_is_not_scheduled_yet_is_pending():
     del fresh["status"], fresh["metadata"]["ownerReferences"], fresh["metadata"]["annotations"]
     seen = pod_status(fresh)
     assert (seen.phase, seen.exit_code, seen.workflow_uid, seen.node) == ("Pending", None, "", "")
+
+
+def test_pod_of_a_folder_with_an_unknown_field_is_refused(tmp_path):
+    found = PodStatus(name="fit", workflow_uid="u1", node="wf.fit(0)")
+    cluster = DirectoryCluster(tmp_path)
+    cluster.write_pod(found)
+    assert cluster.workflow_pods("u1") == [found]
+    path = tmp_path / "pods" / "fit.json"
+    path.write_text(path.read_text().replace('"phase"', '"stage"'))
+    with pytest.raises(ValidationError, match=r"stage\s+Extra inputs are not permitted"):
+        cluster.workflow_pods("u1")
