@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -28,98 +29,76 @@ class PluginMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.answers = Counter(
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.answers = counter(
             "tiphys_plugin_answers",
             "Answered calls by operation and answer: pending, succeeded, failed, foreign, unavailable.",
             ("op", "answer"),
-            registry=self.registry,
         )
-        self.answer_seconds = Histogram(
-            "tiphys_plugin_answer_seconds",
-            "Time to answer one call.",
-            ("op",),
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.answer_seconds = histogram(
+            "tiphys_plugin_answer_seconds", "Time to answer one call.", ("op",), buckets=_SECONDS
         )
-        self.reused_steps = Counter(
+        self.reused_steps = counter(
             "tiphys_steps_adopted",
             "Steps that were not run because a finished result existed, by its source: run, shared.",
             ("source",),
-            registry=self.registry,
         )
-        self.attempts_ended = Counter(
-            "tiphys_attempts_ended",
-            "Ended attempts by cause; done means finished with all outputs.",
-            ("cause",),
-            registry=self.registry,
+        self.attempts_ended = counter(
+            "tiphys_attempts_ended", "Ended attempts by cause; done means finished with all outputs.", ("cause",)
         )
-        self.submissions_ended = Counter(
-            "tiphys_submissions_ended",
-            "Ended Workflows of runs by their phase: Succeeded, Failed, Error.",
-            ("phase",),
-            registry=self.registry,
+        self.submissions_ended = counter(
+            "tiphys_submissions_ended", "Ended Workflows of runs by their phase: Succeeded, Failed, Error.", ("phase",)
         )
         for phase in _FINISHED_PHASES:  # so that the first failure is an increase, too
             self.submissions_ended.labels(phase)
-        self.forced_ends = Counter(
+        self.forced_ends = counter(
             "tiphys_attempts_forced",
             "Attempts that were ended by force because one of their pods had not ended in time.",
-            registry=self.registry,
         )
-        self.forced_leases = Counter(
+        self.forced_leases = counter(
             "tiphys_leases_forced",
             "Leases that were released after the declared time although the end of their pods was not observed.",
-            registry=self.registry,
         )
-        self.unrecovered_runs = Counter(
+        self.unrecovered_runs = counter(
             "tiphys_runs_not_recovered",
             "Runs with live pods whose leases could not be restored, because their records are damaged.",
-            registry=self.registry,
         )
-        self.capped_leases = Counter(
+        self.capped_leases = counter(
             "tiphys_leases_capped",
             "Leases of live attempts that were recovered with fewer GPUs than recorded, or not at all.",
-            registry=self.registry,
         )
-        self.skipped_checkpoints = Counter(
-            "tiphys_checkpoints_skipped",
-            "Checkpoints that were skipped because they were damaged or quarantined.",
-            registry=self.registry,
+        self.skipped_checkpoints = counter(
+            "tiphys_checkpoints_skipped", "Checkpoints that were skipped because they were damaged or quarantined."
         )
-        self.gpu_requests = Counter(
+        self.gpu_requests = counter(
             "tiphys_gpu_requests",
             "Answers to requests for GPUs: Admitted, or the main reason; a waiting request gets many answers.",
             ("answer",),
-            registry=self.registry,
         )
-        self.gpu_decision_seconds = Histogram(
+        self.gpu_decision_seconds = histogram(
             "tiphys_gpu_decision_seconds",
             "Time that the ledger takes for one answer, including its storage.",
             buckets=_SECONDS,
-            registry=self.registry,
         )
-        self.gpu_wait_seconds = Histogram(
+        self.gpu_wait_seconds = histogram(
             "tiphys_gpu_wait_seconds",
             "Time from the first request for GPUs to their lease.",
             buckets=(1, 10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600),
-            registry=self.registry,
         )
-        self.preemptions = Counter(
+        self.preemptions = counter(
             "tiphys_preemptions",
             "Preempted attempts, by whether they left a committed checkpoint: with, without, unknown.",
             ("checkpoint",),
-            registry=self.registry,
         )
-        self.preemption_lost = Counter(
+        self.preemption_lost = counter(
             "tiphys_preemption_lost_gpu_seconds",
             "GPU-seconds of training between the last checkpoint of attempts and their preemption.",
-            registry=self.registry,
         )
-        self.preemption_seconds = Histogram(
+        self.preemption_seconds = histogram(
             "tiphys_preemption_seconds",
             "Time from the preemption of an attempt until its pods were observed to be gone.",
             buckets=(1, 5, 15, 30, 60, 120, 300, 600, 1800),
-            registry=self.registry,
         )
 
     def count_submission_end(self, phase: str) -> None:
