@@ -38,7 +38,6 @@ ELASTIC = [
     {"gpus": 1, "members": 1, "min_members": 1, "max_members": 4},
     {"gpus": 4, "members": 2, "min_members": 2, "max_members": 3},
 ]
-_FORGET = timedelta(days=1)
 
 
 class Growing(RuleBasedStateMachine):
@@ -121,7 +120,7 @@ class Growing(RuleBasedStateMachine):
         is_due = now - self.changed[gang.id] >= GROWTH_EVERY
         is_small = gang.request.members < (gang.request.max_members or 0)
         may = is_due and is_small and gang.preemption is None and not wanted
-        arena.book, grown = grow(before, gang.id, self.made[gang.id], now, _FORGET, arena.cache)
+        arena.book, grown = grow(before, gang.id, self.made[gang.id], now, arena.cache)
         if grown is None:
             assert arena.book == before
             assert not (may and idle >= gang.request.gpus_per_member), "it is due, alone, and there is room"

@@ -214,8 +214,8 @@ def a_request_stands_behind_itself(plant):
 def who_waits_holds_already(plant):
     admit = transitions.admit_or_queue
 
-    def generous(book, request, now, lease, forget_after, cache):
-        after, answer = admit(book, request, now, lease, forget_after, cache)
+    def generous(book, request, now, lease, cache):
+        after, answer = admit(book, request, now, lease, cache)
         if isinstance(answer, Admitted):
             return after, answer
         return replace(after, leases=(*after.leases, transitions.Lease(lease, request, "A100", now, now))), answer

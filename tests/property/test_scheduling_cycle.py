@@ -296,7 +296,12 @@ def test_the_start_of_a_reservation_is_the_same_whenever_it_is_worked_out(state)
     for one in state.pending:
         outcomes = [result.outcome_of(one.arrival) for result in (late, early)]
         shown = [
-            (outcome.pool, outcome.nodes, outcome.position, outcome.expected_start, start_of(outcome.reservation))
+            (
+                replace(outcome.verdict, reservation=None, own_reservation=None),
+                outcome.position,
+                outcome.expected_start,
+                start_of(outcome.verdict.reservation),
+            )
             for outcome in outcomes
         ]
         assert shown[0] == shown[1]
@@ -318,4 +323,4 @@ def test_requests_that_wait_are_decided_alone_as_in_their_group(state):
     assert list(together.assignments) == list(alone.assignments)
     for one in state.pending:
         outcomes = [result.outcome_of(one.arrival) for result in (together, alone)]
-        assert len({(outcome.pool, outcome.nodes, outcome.expected_start) for outcome in outcomes}) == 1
+        assert len({(outcome.verdict.pool, outcome.verdict.nodes, outcome.expected_start) for outcome in outcomes}) == 1

@@ -9,7 +9,7 @@ from rich.text import Text
 from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.eviction.cost import CheckpointLossEstimator
 from tiphys_plugin.quota.lease import Lease, LedgerState, PendingRequest
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
+from tiphys_plugin.quota.ledger.transitions import find_preemptor
 from tiphys_plugin.quota.preemption.victims import LossEstimator, NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queues, format_gpus
 from tiphys_plugin.quota.scheduler.cache import SchedulerCache
@@ -41,8 +41,8 @@ def preview_preemption(
 ) -> VictimSelection | NoVictims:
     """Select the victims that the service would evict now for ``pending``."""
     # The request counts as pending even if its last call is older than the service's own limit.
-    forget_after = max(FORGET_AFTER, now - pending.seen_at)
-    preemptor = find_preemptor(state, pending.request.workflow_step, now, forget_after, cache)
+    seen = tuple(replace(other, seen_at=now) if other is pending else other for other in state.pending)
+    preemptor = find_preemptor(replace(state, pending=seen), pending.request.workflow_step, now, cache)
     if preemptor is None:
         return NoVictims("it is no longer pending")
     selection = select_victims(*preemptor, lost, now, cache=cache)

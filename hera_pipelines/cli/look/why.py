@@ -28,7 +28,6 @@ from tiphys_plugin.quota.lease import (
     PendingRequest,
     Rejected,
 )
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection
 from tiphys_plugin.quota.queue import ANY_TYPE
 from tiphys_plugin.quota.queues import format_gpus
@@ -328,7 +327,7 @@ def decide_waiting_request(
     state: LedgerState, pending: PendingRequest, now: datetime, cache: SchedulerCache
 ) -> Admission:
     """What the service would decide now on a pending request of the ledger."""
-    return decide_pending(replace(state, pending=cache.select_active(state, now, FORGET_AFTER)), pending, now, cache)
+    return decide_pending(replace(state, pending=cache.select_active(state, now)), pending, now, cache)
 
 
 def _describe_holder(lease: Lease) -> Text:

@@ -92,7 +92,6 @@ class ImagePullSweep(PeriodicTask):
     def _end_attempt(self, lease: Lease, overdue: PodStatus, failing: Sequence[PodStatus]) -> None:
         """End the attempt of ``lease``; an elastic gang that can continue without ``failing`` loses only them."""
         request = lease.request
-        fields = {"run": request.run, "step": request.step, "attempt": request.attempt}
         try:
             pods_to_end = list_unfinished_pods(self._cluster, lease)
             if can_lose_members(request.min_members, pods_to_end, failing):
@@ -106,9 +105,9 @@ class ImagePullSweep(PeriodicTask):
                     self._cluster.delete_gang(gang)
             for pod in pods_to_end:
                 self._cluster.delete_pod(pod)
-            _log.warning("image.not_pulled", **fields, pods=len(pods_to_end), reason=overdue.reason)
+            _log.warning("image.not_pulled", **request.log_fields, pods=len(pods_to_end), reason=overdue.reason)
         except TiphysError as error:
-            _log.error("image.attempt_not_ended", **fields, error=str(error))
+            _log.error("image.attempt_not_ended", **request.log_fields, error=str(error))
 
     def _record_end(self, store: Store, lease: Lease, pod: PodStatus) -> bool:
         """Record the end of the attempt; False if it was never claimed."""

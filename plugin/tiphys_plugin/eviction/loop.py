@@ -8,7 +8,7 @@ service that died between mark and eviction.
 """
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import structlog
 
@@ -22,7 +22,7 @@ from tiphys_plugin.eviction.evict import evict_lease, list_unfinished_pods, long
 from tiphys_plugin.eviction.resize import resize_elastic_gangs
 from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.lease import Lease, LedgerState, PendingRequest
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
+from tiphys_plugin.quota.ledger.transitions import find_preemptor
 from tiphys_plugin.quota.preemption.victims import VictimSelection, is_expected_to_end, lease_id_of, select_victims
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
@@ -52,14 +52,12 @@ class PreemptionLoop(PeriodicTask):
         *,
         every_seconds: float = PluginSettings.preemption_interval_seconds,
         clock: Callable[[], datetime] = utc_now,
-        forget_after: timedelta = FORGET_AFTER,
     ) -> None:
         super().__init__("preemption", every_seconds, _SHUTDOWN_WAIT_SECONDS)
         self._ledger = ledger
         self._cluster = cluster
         self._stores = stores
         self._clock = clock
-        self._forget_after = forget_after
         self._estimate_losses = CheckpointLossEstimator(stores, clock)
 
     def run_once(self) -> None:
@@ -69,7 +67,7 @@ class PreemptionLoop(PeriodicTask):
             StoreError: the ledger did not answer.
         """
         state = self._ledger.snapshot()
-        resize_elastic_gangs(self._ledger, self._cluster, self._stores, state, self._clock(), self._forget_after)
+        resize_elastic_gangs(self._ledger, self._cluster, self._stores, state, self._clock())
         for lease in state.leases:
             if lease.preemption is not None:
                 self._evict(lease)
@@ -101,7 +99,7 @@ class PreemptionLoop(PeriodicTask):
         """Select, mark and evict victims of a pending request; whether there are any."""
         now = self._clock()
         step, cache = preemptor.request.workflow_step, self._ledger.cache
-        preemptor_case = find_preemptor(state, step, now, self._forget_after, cache)
+        preemptor_case = find_preemptor(state, step, now, cache)
         if preemptor_case is None:
             return False
         unreachable = {lease.id for lease in state.leases if not self._stores.serves(lease.request.namespace)}
@@ -123,21 +121,17 @@ class PreemptionLoop(PeriodicTask):
         request = lease.request
         try:
             if self._stores.serves(request.namespace) and evict_lease(self._cluster, lease):
-                _log.info("preemption.asked", run=request.run, step=request.step, attempt=request.attempt)
+                _log.info("preemption.asked", **request.log_fields)
         except TiphysError as error:
-            _log.error(
-                "preemption.not_asked", run=request.run, step=request.step, attempt=request.attempt, error=str(error)
-            )
+            _log.error("preemption.not_asked", **request.log_fields, error=str(error))
 
 
 def _log_preemption(lease: Lease, preemptor: PendingRequest, selection: VictimSelection) -> None:
-    request, notice = lease.request, lease.preemption
+    notice = lease.preemption
     victims = [victim for victim in selection.leases if lease_id_of(victim.id) == lease.id]
     _log.info(
         "preemption.decided",
-        run=request.run,
-        step=request.step,
-        attempt=request.attempt,
+        **lease.request.log_fields,
         gpus=sum(victim.request.gpus for victim in victims),
         for_whom=format_step_name(preemptor.request),
         moves=lease.id in selection.moved_leases,

@@ -15,7 +15,7 @@ created.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import structlog
 
@@ -32,12 +32,7 @@ _log = structlog.get_logger()
 
 
 def resize_elastic_gangs(
-    ledger: AdmissionBackend,
-    cluster: Cluster,
-    stores: NamespaceStores,
-    state: LedgerState,
-    now: datetime,
-    forget_after: timedelta,
+    ledger: AdmissionBackend, cluster: Cluster, stores: NamespaceStores, state: LedgerState, now: datetime
 ) -> None:
     """Shrink leases, grow gangs and place their pods. An error for one gang is logged and retried next time.
 
@@ -46,7 +41,7 @@ def resize_elastic_gangs(
     """
 
     def may_grow(lease: Lease) -> bool:
-        return is_growth_due(lease, now) and grow(state, lease.id, 1, now, forget_after, ledger.cache)[1] is not None
+        return is_growth_due(lease, now) and grow(state, lease.id, 1, now, ledger.cache)[1] is not None
 
     for lease in state.leases:
         request = lease.request
@@ -73,16 +68,15 @@ def _resize(
         return
     unfinished = list_unfinished_pods(cluster, lease)
     _place_pods(cluster, lease, unfinished)
-    fields = {"run": lease.request.run, "step": lease.request.step, "attempt": lease.request.attempt}
     nodes = remaining_member_nodes(lease, gang, unfinished)
     if nodes is not None:
         ledger.shrink(lease.id, len(nodes), nodes if lease.nodes else (), gang.made)
-        _log.info("gang.shrunk", **fields, members=len(nodes))
+        _log.info("gang.shrunk", **lease.request.log_fields, members=len(nodes))
     elif is_due and _is_complete(lease, gang, unfinished):
         grown = ledger.grow(lease.id, gang.made)
         if grown is not None and grown.growth is not None:
             _make_members(ledger, cluster, grown, gang, grown.growth.made)
-            _log.info("gang.grown", **fields, members=grown.request.members)
+            _log.info("gang.grown", **lease.request.log_fields, members=grown.request.members)
 
 
 def _make_members(ledger: AdmissionBackend, cluster: Cluster, lease: Lease, gang: GangStatus, made: int) -> None:

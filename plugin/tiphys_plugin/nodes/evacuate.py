@@ -89,12 +89,11 @@ class NodeEvacuation(PeriodicTask):
 
     def _evict(self, lease: Lease, nodes: Sequence[str]) -> bool:
         """Delete the pods that must leave ``nodes``; False if the API server did not allow it."""
-        request = lease.request
         try:
             if evict_from_nodes(self._cluster, lease, nodes):
-                _log.info("node.left", run=request.run, step=request.step, attempt=request.attempt, nodes=nodes)
+                _log.info("node.left", **lease.request.log_fields, nodes=nodes)
         except TiphysError as error:
-            _log.error("node.not_left", run=request.run, step=request.step, attempt=request.attempt, error=str(error))
+            _log.error("node.not_left", **lease.request.log_fields, error=str(error))
             return False
         return True
 

@@ -95,7 +95,7 @@ class _LeaseSweep:
         try:
             fence_lease_holder(self._context.stores.store(lease.request.namespace), lease.request)
         except (IntegrityError, StoreError, UsageError) as error:
-            _log.warning("lease.not_forced", **_lease_log_fields(lease), error=str(error))
+            _log.warning("lease.not_forced", **lease.request.log_fields, error=str(error))
             return False
         return True
 
@@ -114,7 +114,7 @@ def fence_lease_holder(store: Store, request: LeaseRequest) -> None:
 def _record_forced_reclaim(context: PluginContext, lease: Lease, limit_seconds: float) -> None:
     request = lease.request
     context.metrics.forced_leases.inc()
-    _log.warning("lease.forced", **_lease_log_fields(lease), gpus=request.gpus, nodes=list(lease.nodes))
+    _log.warning("lease.forced", **lease.request.log_fields, gpus=request.gpus, nodes=list(lease.nodes))
     event = Event(
         name="lease.forced",
         at=context.clock(),
@@ -127,11 +127,7 @@ def _record_forced_reclaim(context: PluginContext, lease: Lease, limit_seconds: 
     try:
         append_events(context.stores.store(request.namespace), request.run, "plugin", [event])
     except StoreError as error:
-        _log.warning("event.not_stored", **_lease_log_fields(lease), error=str(error))
-
-
-def _lease_log_fields(lease: Lease) -> dict[str, object]:
-    return {"run": lease.request.run, "step": lease.request.step, "attempt": lease.request.attempt}
+        _log.warning("event.not_stored", **lease.request.log_fields, error=str(error))
 
 
 def recover_leases(context: PluginContext, namespace: str | None = None) -> None:

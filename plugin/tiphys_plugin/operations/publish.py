@@ -10,6 +10,7 @@ from the pods if they are known, and is never below the highest folder listed.
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tiphys.errors import ObjectMissingError
@@ -89,31 +90,25 @@ def verify_and_end(
 
     Returns a Pending reply while the outputs are still being hashed.
     """
-    prefix = call.layout.outputs(attempt.step, attempt.attempt)
-    located = locate_outputs(call.spec, prefix, list(call.store.list(prefix)), last_try)
+    prefix, located = call.layout.outputs(attempt.step, attempt.attempt), _locate_stored(call, attempt, last_try)
+    fail = partial(end_attempt.record_end, call, attempt, AttemptEndOutcome.FAILED, exit_code=0)
     crash = end_attempt.find_last_crash(call, attempt)
     if crash is not None and _lacks_output(located):
         return end_attempt.end_hidden_crash(call, attempt, crash)
     printed = _printed_outputs(call.spec, prefix, result)
     if fault := _find_output_error(call, located) or _find_result_error(call, printed):
         cause, message = fault
-        return end_attempt.record_end(
-            call, attempt, AttemptEndOutcome.FAILED, cause=cause, message=message, exit_code=0
-        )
+        return fail(cause=cause, message=message)
     try:
         hashes = _hash_outputs(call, prefix, [object_info for output in located for object_info in output.objects])
         if isinstance(hashes, ExecuteReply):
             return hashes
         outputs = (*(_build_output(call, output, hashes) for output in located), *printed)
     except ObjectMissingError as error:
-        return end_attempt.record_end(
-            call, attempt, AttemptEndOutcome.FAILED, cause=Cause.OUTPUT_MISSING, message=str(error), exit_code=0
-        )
+        return fail(cause=Cause.OUTPUT_MISSING, message=str(error))
     except UnicodeDecodeError:
         message = "an output parameter is not UTF-8 text; declare it as an artifact"
-        return end_attempt.record_end(
-            call, attempt, AttemptEndOutcome.FAILED, cause=Cause.USER_ERROR, message=message, exit_code=0
-        )
+        return fail(cause=Cause.USER_ERROR, message=message)
     failpoint("conclude.before_end")
     hidden = f"its program reported {crash.error}, ended with 0 and wrote all its outputs" if crash is not None else ""
     said = "; ".join(filter(None, [note, hidden]))
@@ -153,9 +148,9 @@ def find_doubt_of_success(call: StepCall, attempt: AttemptClaim, pod_statuses: S
     return "its standard output is lost" if call.spec.has_result else ""
 
 
-def _locate_stored(call: StepCall, attempt: AttemptClaim) -> list[LocatedOutput]:
+def _locate_stored(call: StepCall, attempt: AttemptClaim, min_try: int = 0) -> list[LocatedOutput]:
     prefix = call.layout.outputs(attempt.step, attempt.attempt)
-    return locate_outputs(call.spec, prefix, list(call.store.list(prefix)))
+    return locate_outputs(call.spec, prefix, list(call.store.list(prefix)), min_try)
 
 
 def _lacks_output(located: Sequence[LocatedOutput]) -> bool:

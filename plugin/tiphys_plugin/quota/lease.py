@@ -196,6 +196,11 @@ class LeaseRequest:
         return step_display_name(self.step, self.item_index)
 
     @property
+    def log_fields(self) -> dict[str, str | int]:
+        """What names the attempt in the log."""
+        return {"run": self.run, "step": self.step, "attempt": self.attempt}
+
+    @property
     def workflow_step(self) -> tuple[str, str]:
         """UID of the workflow and name of the step. Retries of a step differ in ``node_hash`` and share this key."""
         return (self.uid, self.step)

@@ -240,11 +240,6 @@ class Queues(BaseModel):
         return None if flavor is None else flavor.memory_mb
 
     @cached_property
-    def eligible_pools_cache(self) -> dict[tuple[object, ...], list[str]]:
-        """Cache of `find_eligible_pools` in `tiphys_plugin.quota.scheduler.pools`."""
-        return {}
-
-    @cached_property
     def pool_options_caches(self) -> tuple[MutableMapping[tuple[object, ...], object], ...]:
         """Results of `tiphys_plugin.quota.scheduler.pool_options.get_pool_options`: recent ones, and all in use."""
         return {}, WeakValueDictionary()

@@ -36,7 +36,7 @@ class Arena:
 
     def __init__(self, rules: Queues, lost: Mapping[str, float] | None = None) -> None:
         self.book = LedgerState(queues=rules)
-        self.cache = SchedulerCache()
+        self.cache = SchedulerCache(forget_after=_PATIENCE)
         self.now = NOW
         self.marks: list[Mark] = []
         self._lost = lost or {}
@@ -55,7 +55,7 @@ class Arena:
     def ask(self, request: LeaseRequest) -> object:
         """One that waits asks, or one that comes."""
         self.now += timedelta(seconds=1)
-        self.book, answer = admit_or_queue(self.book, request, self.now, next(self._names), _PATIENCE, self.cache)
+        self.book, answer = admit_or_queue(self.book, request, self.now, next(self._names), self.cache)
         return answer
 
     def all_ask(self) -> bool:
@@ -64,7 +64,7 @@ class Arena:
         return any(isinstance(answer, Admitted) for answer in answers)
 
     def choose(self, uid: str) -> VictimSelection | NoVictims | None:
-        found = find_preemptor(self.book, (uid, "fit"), self.now, _PATIENCE, self.cache)
+        found = find_preemptor(self.book, (uid, "fit"), self.now, self.cache)
         return select_victims(*found, self.losses, self.now, cache=self.cache) if found is not None else None
 
     def losses(self, leases: Sequence[Lease]) -> dict[str, float]:
@@ -82,7 +82,7 @@ class Arena:
     def mark(self, uid: str, victims: Sequence[Lease]) -> tuple[Lease, ...]:
         before = self.book
         graces = {one.id: GRACE_SECONDS for one in victims}
-        self.book, marked = mark_victims(before, (uid, "fit"), graces, self.now, _PATIENCE, self.cache)
+        self.book, marked = mark_victims(before, (uid, "fit"), graces, self.now, self.cache)
         if marked:
             mine = next(one for one in before.pending if one.request.uid == uid)
             self.marks.append(Mark(before, mine, tuple(victims), self.now))

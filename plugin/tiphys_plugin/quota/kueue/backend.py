@@ -86,12 +86,7 @@ _log = structlog.get_logger()
 
 
 class KueueAdmission:
-    """`AdmissionBackend` over the Workloads of ``namespaces``; safe to use from many threads and services.
-
-    Args:
-        api: The API server.
-        namespaces: Served namespaces; None for all.
-        clock: Time of day.
+    """`AdmissionBackend` over the Workloads of ``namespaces`` (None: all); safe to use from many threads and services.
 
     Raises:
         StoreError: the API server does not answer, has no Kueue, or refuses access; the message says what to do.

@@ -32,12 +32,7 @@ class _WaitingWorkload(NamedTuple):
 
 
 class QueuePositions:
-    """Looks positions up. Thread-safe.
-
-    Args:
-        api: The API server.
-        clock: Time of day.
-    """
+    """Looks positions up. Thread-safe."""
 
     def __init__(self, api: KubeApi, clock: Callable[[], datetime]) -> None:
         self._api = api

@@ -262,12 +262,7 @@ def _labels(request: LeaseRequest) -> dict[str, str]:
 
 
 def build_assigned_flavor(flavor: Object, workload: Object) -> AssignedFlavor:
-    """The flavor that Kueue assigned, with what its admission checks add to the pods.
-
-    Args:
-        flavor: The `ResourceFlavor`.
-        workload: The admitted Workload.
-    """
+    """The `ResourceFlavor` that Kueue assigned, with what the admission checks of the Workload add to its pods."""
     spec = flavor.get("spec") or {}
     labels: dict[str, str] = {}
     tolerations: list[Object] = []

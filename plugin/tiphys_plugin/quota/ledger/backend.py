@@ -16,9 +16,8 @@ from typing import TypeVar
 from tiphys.records import utc_now
 from tiphys_plugin.quota.lease import Admission, Lease, LeaseRequest, LedgerState
 from tiphys_plugin.quota.ledger import transitions
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.queues import QueueRules
-from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.cache import FORGET_AFTER, SchedulerCache
 
 _Answer = TypeVar("_Answer")
 Transition = Callable[[LedgerState], tuple[LedgerState, _Answer]]
@@ -44,10 +43,9 @@ class BaseLedger(ABC):
         check_every: timedelta = CHECK_EVERY,
         forget_after: timedelta = FORGET_AFTER,
     ) -> None:
-        self.cache = SchedulerCache(threading.RLock())
+        self.cache = SchedulerCache(threading.RLock(), forget_after)
         self._clock = clock
         self._check_every = check_every
-        self._forget_after = forget_after
 
     @abstractmethod
     def _transact(self, transition: Transition[_Answer]) -> _Answer:
@@ -63,9 +61,7 @@ class BaseLedger(ABC):
     def request(self, request: LeaseRequest) -> Admission:
         lease = secrets.token_hex(8)
         return self._transact(
-            lambda state: transitions.admit_or_queue(
-                state, request, self._clock(), lease, self._forget_after, self.cache
-            )
+            lambda state: transitions.admit_or_queue(state, request, self._clock(), lease, self.cache)
         )
 
     def restore(
@@ -91,18 +87,14 @@ class BaseLedger(ABC):
         self._update(lambda state: transitions.shrink(state, lease, members, nodes, made, self._clock(), self.cache))
 
     def grow(self, lease: str, made: int) -> Lease | None:
-        return self._transact(
-            lambda state: transitions.grow(state, lease, made, self._clock(), self._forget_after, self.cache)
-        )
+        return self._transact(lambda state: transitions.grow(state, lease, made, self._clock(), self.cache))
 
     def release_workflow(self, uid: str) -> None:
         self._update(lambda state: transitions.release_workflow(state, uid, self._clock()))
 
     def mark_preempted(self, preemptor: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
         return self._transact(
-            lambda state: transitions.mark_victims(
-                state, preemptor, grace_seconds, self._clock(), self._forget_after, self.cache
-            )
+            lambda state: transitions.mark_victims(state, preemptor, grace_seconds, self._clock(), self.cache)
         )
 
     def release_dead_leases(

@@ -37,8 +37,9 @@ from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transiti
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject, LedgerVersion
 from tiphys_plugin.quota.ledger.log_entry import needs_write
 from tiphys_plugin.quota.ledger.room import find_room_objection, find_share_objection
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, record_repeats
+from tiphys_plugin.quota.ledger.transitions import admit_or_queue, record_repeats
 from tiphys_plugin.quota.queues import QueueRules
+from tiphys_plugin.quota.scheduler.cache import FORGET_AFTER
 
 
 class WriteBackoff:
@@ -206,6 +207,7 @@ class KubernetesLedger(BaseLedger):
         run_in_background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         super().__init__(clock, check_every, forget_after)
+        self._forget_after = forget_after
         self._ledger_object = LedgerObject(api, namespace, name, clock, self.cache)
         self._run_in_background = run_in_background or _start_thread
         self._pause = pause
@@ -227,7 +229,7 @@ class KubernetesLedger(BaseLedger):
                 message = "the leases of live pods are being recorded in the GPU ledger, which lacked them"
                 return state, Deferred(AdmissionReason.LEDGER_RECOVERING, message, position=len(state.pending) + 1)
             now = self._last_asked[request.key] = self._clock()
-            after, admission = admit_or_queue(state, request, now, lease, self._forget_after, self.cache)
+            after, admission = admit_or_queue(state, request, now, lease, self.cache)
             position = len(state.pending) + 1
             if (objection := find_room_objection(state, after)) is not None:
                 return state, Deferred(AdmissionReason.LEDGER_FULL, objection, position)
@@ -245,7 +247,7 @@ class KubernetesLedger(BaseLedger):
         """
         state = self.snapshot()
         if state.pending:  # few leases need no preparation
-            admit_or_queue(state, state.pending[0].request, self._clock(), "", self._forget_after, self.cache)
+            admit_or_queue(state, state.pending[0].request, self._clock(), "", self.cache)
 
     def hold_grants(self) -> None:
         """Grant nothing until `end_recovery`, or `LONGEST_HOLD` has passed: one namespace may not stop the others."""

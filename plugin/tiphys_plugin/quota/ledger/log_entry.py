@@ -68,7 +68,7 @@ def encode_changes(before: LedgerState, after: LedgerState, cache: SchedulerCach
 
 
 class _RecordChanges(NamedTuple, Generic[_Record]):
-    """New and changed records, the keys of those that are gone, and by time the keys of those of which only that changed."""
+    """New and changed records, keys of those that are gone, and by time, keys of those in which it alone changed."""
 
     written: list[_Record]
     gone: list[object]

@@ -7,7 +7,6 @@ which may become a lease.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, LedgerState, PendingRequest
@@ -22,7 +21,8 @@ NEARLY_USED = 0.8
 
 def count_entries(ledger_state: LedgerState) -> Counter[str]:
     """Leases and pending requests of each namespace."""
-    return Counter(entry.request.namespace for entry in _entries(ledger_state))
+    entries: chain[Lease | PendingRequest] = chain(ledger_state.leases, ledger_state.pending)
+    return Counter(entry.request.namespace for entry in entries)
 
 
 def measure_shares(ledger_state: LedgerState) -> dict[str, float]:
@@ -33,7 +33,7 @@ def measure_shares(ledger_state: LedgerState) -> dict[str, float]:
 
 def find_room_objection(before: LedgerState, after: LedgerState) -> str | None:
     """Why the ledger has no room for the entry that ``after`` adds to ``before``; None if it has."""
-    if not _adds_entry(before, after) or _count(after) <= ROOM_ENTRIES:
+    if _count(after) <= max(_count(before), ROOM_ENTRIES):
         return None
     return (
         f"the GPU ledger has no room for more: {len(before.leases)} leases and {len(before.pending)} waiting requests "
@@ -50,9 +50,7 @@ def find_share_objection(
     cannot start would hold up those behind it.
     """
     share = _share_entries(after.queues)
-    if not _adds_entry(before, after) or _count(after) <= share:
-        return None
-    if cache.count_entries(after, request.namespace) <= share:
+    if _count(after) <= max(_count(before), share) or cache.count_entries(after, request.namespace) <= share:
         return None
     return (
         f"namespace {request.namespace} has used its share of the GPU ledger, {share} leases and waiting requests; "
@@ -60,16 +58,8 @@ def find_share_objection(
     )
 
 
-def _adds_entry(before: LedgerState, after: LedgerState) -> bool:
-    return _count(after) > _count(before)
-
-
 def _count(ledger_state: LedgerState) -> int:
     return len(ledger_state.leases) + len(ledger_state.pending)
-
-
-def _entries(ledger_state: LedgerState) -> Iterator[Lease | PendingRequest]:
-    return chain(ledger_state.leases, ledger_state.pending)
 
 
 def _share_entries(rules: QueueRules) -> int:

@@ -27,8 +27,8 @@ from tiphys.records import utc_now
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
 from tiphys_plugin.quota.ledger.status_codec import HISTORY, LEASES, PENDING, RecordCodec
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.cache import FORGET_AFTER
 
 _CODECS: dict[str, RecordCodec[Any]] = {"lease": LEASES, "waiting": PENDING, "history": HISTORY}
 """Codecs by kind of record."""
@@ -75,9 +75,9 @@ def _index_records(state: LedgerState) -> dict[tuple[str, str], Lease | PendingR
 
 
 _FORMAT = 7
-_SCHEMA = """CREATE TABLE records (
+_SCHEMA = """CREATE TABLE IF NOT EXISTS records (
     kind TEXT NOT NULL, key TEXT NOT NULL,
-    record TEXT NOT NULL,  -- as `status_codec` formats it
+    record TEXT NOT NULL, -- as `status_codec` formats it
     PRIMARY KEY (kind, key)
 ) STRICT"""
 
@@ -88,20 +88,11 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
     Raises:
         StoreError: another version of Tiphys made the file.
     """
-    if connection.execute("PRAGMA user_version").fetchone()[0] == _FORMAT:
-        return  # without a lock, so a current file opens during a write
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, _FORMAT):
-            raise _format_error(path, version)
-        if not version:
-            connection.execute(_SCHEMA)
-            connection.execute(f"PRAGMA user_version = {_FORMAT}")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, _FORMAT):
+        raise _format_error(path, version)
+    if not version:  # without a lock if it is current, so it opens during a write
+        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA}; PRAGMA user_version = {_FORMAT}; COMMIT")
 
 
 def _format_error(path: Path, version: int) -> StoreError:

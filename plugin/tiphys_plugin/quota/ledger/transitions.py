@@ -44,10 +44,9 @@ from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.decide import decide_pending
 from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage, attained_gpu_seconds
+from tiphys_plugin.quota.scheduler.pool_options import list_eligible_pools
 from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, request_of_lease, with_cohort
 
-FORGET_AFTER = timedelta(minutes=2)
-"""A pending request that was not repeated for this long no longer delays others."""
 GROWTH_EVERY = timedelta(minutes=10)
 """Shortest time between two growths of an elastic gang, or its start and the first: each has all its ranks save and
 start again."""
@@ -62,27 +61,14 @@ def admit_or_queue(
     request: LeaseRequest,
     now: datetime,
     lease_id: str,
-    forget_after: timedelta,
     cache: SchedulerCache,
 ) -> tuple[LedgerState, Admission]:
-    """Decide on ``request`` and record the decision.
-
-    A pending request that was not repeated for ``forget_after`` delays no others. It keeps its place in case it
-    comes back.
-
-    Args:
-        state: State before the decision.
-        request: A new or repeated request.
-        now: Time of the decision.
-        lease_id: Id of the lease if one is granted.
-        forget_after: Age at which pending requests are ignored.
-        cache: The cache of the ledger.
-    """
+    """Decide on a new or repeated ``request`` and record the decision; ``lease_id`` is for a lease that is granted."""
     request = drop_unused_attained(state.queues, request)
     if (existing := _find_existing_lease(state, request, cache)) is not None:
         return _transfer_lease(state, existing, request), _admit_with_lease(existing, state.queues)
     pending = _find_or_create_pending(state, request, now, cache)
-    active = replace(state, pending=cache.select_active(state, now, forget_after))
+    active = replace(state, pending=cache.select_active(state, now))
     sized_request, admission = _decide_largest_fit(active, pending, now, cache)
     match admission:
         case Admitted():
@@ -165,20 +151,13 @@ def mark_victims(
     preemptor: tuple[str, str],
     grace_seconds: Mapping[str, float],
     now: datetime,
-    forget_after: timedelta,
     cache: SchedulerCache,
 ) -> tuple[LedgerState, tuple[Lease, ...]]:
-    """Mark leases as victims of ``preemptor``: the new state and the marked leases, or the same state and no leases.
+    """Mark leases as victims of ``preemptor``, a `LeaseRequest.workflow_step`; returns them, or no leases.
 
-    Args:
-        state: State before the mark.
-        preemptor: `LeaseRequest.workflow_step` of the preemptor.
-        grace_seconds: Termination grace period by id of a lease, or of a member that an elastic gang can spare.
-        now: Time of the mark.
-        forget_after: Age at which pending requests are ignored.
-        cache: The cache of the ledger.
+    ``grace_seconds`` are termination grace periods by id of a lease, or of a member that an elastic gang can spare.
     """
-    preemptor_case = find_preemptor(state, preemptor, now, forget_after, cache)
+    preemptor_case = find_preemptor(state, preemptor, now, cache)
     if preemptor_case is None:
         return state, ()
     others, pending = preemptor_case
@@ -207,14 +186,10 @@ def mark_victims(
 
 
 def find_preemptor(
-    state: LedgerState,
-    workflow_step: tuple[str, str],
-    now: datetime,
-    forget_after: timedelta,
-    cache: SchedulerCache | None = None,
+    state: LedgerState, workflow_step: tuple[str, str], now: datetime, cache: SchedulerCache
 ) -> tuple[LedgerState, PendingRequest] | None:
     """The pending request of a step, and the state without it; None if it is not pending and active."""
-    active = (cache or SchedulerCache()).select_active(state, now, forget_after)
+    active = cache.select_active(state, now)
     preemptor = next((pending for pending in active if pending.request.workflow_step == workflow_step), None)
     if preemptor is None:
         return None
@@ -307,25 +282,19 @@ def shrink(
 
 
 def grow(
-    state: LedgerState, lease_id: str, made: int, now: datetime, forget_after: timedelta, cache: SchedulerCache
+    state: LedgerState, lease_id: str, made: int, now: datetime, cache: SchedulerCache
 ) -> tuple[LedgerState, Lease | None]:
     """Grant an elastic gang as many more members as there is room for; None if it gets none.
 
     It gets idle GPUs only: as long as a request waits that may use GPUs of its kind, it gets none, and it grows neither
     while members of it are to leave nor before `GROWTH_EVERY`. So a growth and a preemption never alternate.
 
-    Args:
-        state: State before the growth.
-        lease_id: Id of the lease.
-        made: Members that its workload has made until now, lost ones included.
-        now: Time of the growth.
-        forget_after: Age at which pending requests are ignored.
-        cache: The cache of the ledger.
+    ``made`` counts the members that its workload has made until now, lost ones included.
     """
     lease = cache.find_lease(state, lease_id)
     if lease is None or not is_growth_due(lease, now):
         return state, None
-    active = replace(state, pending=cache.select_active(state, now, forget_after))
+    active = replace(state, pending=cache.select_active(state, now))
     if any(_may_use(state.queues, pending.request, lease.pool) for pending in active.pending):
         return state, None
     for larger in lease.request.larger_sizes:
@@ -362,7 +331,7 @@ def _may_use(queues: QueueRules, request: LeaseRequest, pool: str) -> bool:
     queue = queues.find(request.queue) if isinstance(queues, Queues) else None
     if queue is None or not isinstance(queues, Queues):
         return True
-    return pool == ANY_TYPE or not {pool, ANY_TYPE}.isdisjoint(pools.find_eligible_pools(queues, queue, request))
+    return pool == ANY_TYPE or not {pool, ANY_TYPE}.isdisjoint(list_eligible_pools(queues, queue, request))
 
 
 def release_workflow(state: LedgerState, uid: str, now: datetime) -> LedgerState:

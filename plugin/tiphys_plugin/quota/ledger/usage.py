@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tiphys_plugin.quota.lease import LeaseRequest, LedgerState
 from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
+from tiphys_plugin.quota.scheduler.pool_options import list_eligible_pools
 
 _GpuSums = Counter[tuple[str, str]]
 """GPUs by queue and pool."""
@@ -65,7 +66,7 @@ def _first_eligible_pool(rules: QueueRules, request: LeaseRequest) -> str | None
     queue = rules.find(request.queue) if isinstance(rules, Queues) and rules.flavors else None
     if not isinstance(rules, Queues) or queue is None:
         return None
-    return next(iter(pools.find_eligible_pools(rules, queue, request)), None)
+    return next(iter(list_eligible_pools(rules, queue, request)), None)
 
 
 def _sum_gpus(rules: QueueRules, requests: list[tuple[LeaseRequest, str | None]]) -> _GpuSums:

@@ -30,16 +30,14 @@ class TopologyDomain(NamedTuple):
     is_declared: bool = True
 
 
-@dataclass(frozen=True)
-class TopologyLevel:
-    """The domains of one level of the topology, side by side: NVLink domains, racks or blocks."""
+TopologyLevel = tuple[TopologyDomain, ...]
+"""The domains of one level of the topology, side by side: NVLink domains, racks or blocks."""
 
-    domains: tuple[TopologyDomain, ...]
 
-    def domains_within(self, domain: TopologyDomain) -> Sequence[TopologyDomain]:
-        """The domains of this level within a domain of a higher level."""
-        first, beyond = (bisect_left(self.domains, (edge,)) for edge in (domain.start, domain.stop))
-        return self.domains[first:beyond]
+def domains_within(level: TopologyLevel, domain: TopologyDomain) -> TopologyLevel:
+    """The domains of a level within a domain of a higher level."""
+    first, beyond = (bisect_left(level, (edge,)) for edge in (domain.start, domain.stop))
+    return level[first:beyond]
 
 
 @dataclass(frozen=True)
@@ -80,24 +78,20 @@ class NodeInventory:
 
     def _build_type_inventory(self, whole: TopologyDomain) -> GpuTypeInventory:
         levels = (
-            TopologyLevel(self._find_domains(whole, _topology_path)),
-            TopologyLevel(self._find_domains(whole, lambda node: _topology_path(node)[:2])),
-            TopologyLevel(self._find_domains(whole, lambda node: _topology_path(node)[:1])),
+            self._find_domains(whole, _topology_path),
+            self._find_domains(whole, lambda node: _topology_path(node)[:2]),
+            self._find_domains(whole, lambda node: _topology_path(node)[:1]),
         )
         members = self.nodes[whole.start : whole.stop]
         return GpuTypeInventory(
             _gpu_type_of(members[0]),
             max(math.inf if node.memory_mb is None else node.memory_mb for node in members),
             whole,
-            TopologyLevel(
-                self._find_domains(whole, lambda node: (*_topology_path(node), "" if node.nvlink_domain else node.name))
-            ),
+            self._find_domains(whole, lambda node: (*_topology_path(node), "" if node.nvlink_domain else node.name)),
             levels,
         )
 
-    def _find_domains(
-        self, within: TopologyDomain, key: Callable[[GpuNode], tuple[str, ...]]
-    ) -> tuple[TopologyDomain, ...]:
+    def _find_domains(self, within: TopologyDomain, key: Callable[[GpuNode], tuple[str, ...]]) -> TopologyLevel:
         """Ranges of nodes with the same key; the last part of the key is the name of the domain."""
         domains: list[TopologyDomain] = []
         start = within.start

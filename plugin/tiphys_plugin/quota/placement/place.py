@@ -20,6 +20,7 @@ from tiphys_plugin.quota.placement.inventory import (
     GpuTypeInventory,
     TopologyDomain,
     TopologyLevel,
+    domains_within,
 )
 from tiphys_plugin.quota.placement.model import (
     GangRequest,
@@ -77,7 +78,7 @@ class GangCapacity:
         """Most groups that can start together: on all nodes, or in one domain that the gang must not leave."""
         if self._gang.within is None:
             return self._prefix_sums[-1]
-        domains = (domain for level in self._allowed_levels for domain in level.domains if domain.is_declared)
+        domains = (domain for level in self._allowed_levels for domain in level if domain.is_declared)
         return max(map(self._groups_in, domains), default=0)
 
     @property
@@ -109,7 +110,7 @@ class GangCapacity:
     def _count_groups(self) -> list[int]:
         """Groups in each NVLink domain, counted at its first node."""
         groups_by_node = [0] * len(self._members_by_node)
-        for domain in self._type_inventory.nvlink_level.domains:
+        for domain in self._type_inventory.nvlink_level:
             groups_by_node[domain.start - self._start] = self._groups_in(domain) // self._gang.tensor_parallel
         return groups_by_node
 
@@ -119,19 +120,18 @@ class GangCapacity:
     def _smallest_domain(self) -> tuple[int, TopologyDomain]:
         """The smallest domain that holds the gang, and its level; the last level is all nodes of the GPU type."""
         for level, topology_level in enumerate(self._allowed_levels):
-            declared = [(self._groups_in(domain), domain) for domain in topology_level.domains if domain.is_declared]
+            declared = [(self._groups_in(domain), domain) for domain in topology_level if domain.is_declared]
             if large_enough := [pair for pair in declared if pair[0] >= self._gang.group_count]:
                 return level, min(large_enough)[1]
         return len(self._type_inventory.topology_levels), self._type_inventory.all_nodes
 
     def _fill_domain(self, level: int, home: TopologyDomain, groups: int, policy: PlacementPolicy) -> Iterator[int]:
         if level > 0:
-            for domain, part in self._fill_fewest_domains(
-                self._type_inventory.topology_levels[level - 1].domains_within(home), groups
-            ):
+            domains = domains_within(self._type_inventory.topology_levels[level - 1], home)
+            for domain, part in self._fill_fewest_domains(domains, groups):
                 yield from self._fill_domain(level - 1, domain, part, policy)
         elif self._gang.tensor_parallel > 1:
-            nvlink_domains = self._type_inventory.nvlink_level.domains_within(home)
+            nvlink_domains = domains_within(self._type_inventory.nvlink_level, home)
             for domain, part in self._fill_fewest_domains(nvlink_domains, groups):
                 yield from self._fill_hosts(domain, part * self._gang.tensor_parallel, policy)
         else:
@@ -289,7 +289,7 @@ def _explain_proximity(type_inventory: GpuTypeInventory, gang: GangRequest, grou
     """Why the gang does not fit where all of it must be; ``groups`` fit in the domain with the most room."""
     name = _DOMAIN_NAMES[gang.within]
     levels = type_inventory.topology_levels[: get_args(Proximity).index(gang.within) + 1]
-    if not any(domain.is_declared for level in levels for domain in level.domains):
+    if not any(domain.is_declared for level in levels for domain in level):
         return f"but no node of the type names its {name}, and all {gang.members} pods must share one"
     fitting = groups * gang.tensor_parallel
     return f"but one {name} has room for at most {fitting} of the {gang.members} pods that must share one"

@@ -164,13 +164,8 @@ def select_victims(
 ) -> VictimSelection | NoVictims:
     """Select the victims for ``preemptor``: optional members of elastic gangs if they suffice, else whole leases.
 
-    Args:
-        state: Scheduling state without ``preemptor`` among its pending requests.
-        preemptor: The pending request.
-        estimate_losses: Estimates the loss of candidates.
-        now: Time of the selection.
-        unreachable_leases: Ids of leases whose pods this service cannot evict.
-        cache: What earlier decisions on states of this ledger have left; None for a single selection.
+    ``state`` does not have ``preemptor`` among its pending requests. The service cannot evict the pods of
+    ``unreachable_leases``, which are ids. ``cache`` None: for a single selection.
     """
     cache = cache or SchedulerCache()
     # There are three types of victims, tried in this order: optional members of elastic gangs, which go on with fewer;

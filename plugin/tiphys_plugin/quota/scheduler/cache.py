@@ -31,6 +31,8 @@ from tiphys_plugin.quota.scheduler.entry_index import LeaseIndex, PendingIndex
 from tiphys_plugin.quota.scheduler.pending_queues import PendingQueues, drop_repeated, is_same_request
 
 _Item = TypeVar("_Item")
+FORGET_AFTER = timedelta(minutes=2)
+"""A pending request that was not repeated for this long no longer delays others."""
 _KEPT_STATES = 8
 """Enough for the present state and those that the selection of victims tries in turn."""
 _KEPT_QUEUES = 2
@@ -44,9 +46,13 @@ class SchedulerCache:
     Args:
         lock: A reentrant lock, held for whole cycles, because a cycle shares the objects of the one before; None: only
             one thread uses the cache.
+        forget_after: Age at which pending requests no longer delay others.
     """
 
-    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
+    def __init__(
+        self, lock: AbstractContextManager[object] | None = None, forget_after: timedelta = FORGET_AFTER
+    ) -> None:
+        self._forget_after = forget_after
         self._lock = lock or nullcontext()
         self._changes = RecentChanges()
         self._leases = LeaseIndex(self._changes)
@@ -82,10 +88,10 @@ class SchedulerCache:
         with self._lock:
             return self._leases.sum_gpus(state.leases)
 
-    def select_active(self, state: LedgerState, now: datetime, forget_after: timedelta) -> tuple[PendingRequest, ...]:
-        """The pending requests that were repeated within ``forget_after``, and that their queues still accept."""
+    def select_active(self, state: LedgerState, now: datetime) -> tuple[PendingRequest, ...]:
+        """The pending requests that were repeated lately (`FORGET_AFTER`), and that their queues still accept."""
         with self._lock:
-            return self._pending.select_active(state.queues, state.pending, now, forget_after)
+            return self._pending.select_active(state.queues, state.pending, now, self._forget_after)
 
     def find_changes(
         self, before: tuple[_Item, ...], after: tuple[_Item, ...]

@@ -52,7 +52,6 @@ from tiphys_plugin.quota.scheduler.backfill import (
 from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
 from tiphys_plugin.quota.scheduler.cycle_result import (
     CycleResult,
-    EvaluatedRequest,
     LineOrder,
     RankedRequest,
     SchedulingKey,
@@ -60,9 +59,9 @@ from tiphys_plugin.quota.scheduler.cycle_result import (
     WaitingGroup,
 )
 from tiphys_plugin.quota.scheduler.derived_state import DerivedState
-from tiphys_plugin.quota.scheduler.fair_share import FairShares
+from tiphys_plugin.quota.scheduler.fair_share import compute_fair_share
 from tiphys_plugin.quota.scheduler.pending_queues import GroupKey, PendingEntry, PendingQueues
-from tiphys_plugin.quota.scheduler.pool_options import PoolOptions, ResourceLimit
+from tiphys_plugin.quota.scheduler.pool_options import PoolOptions, ResourceLimit, list_eligible_pools
 from tiphys_plugin.quota.scheduler.queue_order import could_start_without_those_behind, find_first_since, has_seniority
 
 PROMISE_DURATION = timedelta(minutes=2)
@@ -88,7 +87,7 @@ class _SchedulingCycle:
         self._now = now
         self._derived = derived
         self._capacity = derived.capacity.copy()
-        self._shares = FairShares(derived.queues, derived.decayed_usage, now)
+        self._past_usage = derived.decayed_usage.usage_at(now)
         self._starts: list[StartedRequest] = []
         self._snapshot: Capacity | None = None
         """Copy of the capacity after the present starts, which reservations share."""
@@ -106,7 +105,7 @@ class _SchedulingCycle:
     def run(self, pending_queues: PendingQueues) -> CycleResult:
         lines = self._build_lines(pending_queues)
         evaluated = [
-            EvaluatedRequest(RankedRequest(key, entry.pending, verdict), queue, self._order_of(entry))
+            RankedRequest(key, entry.pending, verdict, queue, self._order_of(entry))
             for key, queue, entry, verdict in self._evaluate_in_order(lines)
         ]
         waiting = [group for line in lines for group in line.waiting]
@@ -207,7 +206,7 @@ class _SchedulingCycle:
             )
             borrows = borrows_by_options[options] = queue.cohort is not None and exceeds_quota
         if (share := self._share_by_queue.get(queue.name)) is None:
-            share = self._share_by_queue[queue.name] = self._shares.share_of(queue, self._capacity)
+            share = self._share_by_queue[queue.name] = compute_fair_share(queue, self._capacity, self._past_usage)
         return (
             entry.pending.arrival not in self._promised_arrivals,
             borrows,
@@ -308,7 +307,7 @@ class _SchedulingCycle:
         return reservation
 
     def _scope(self, queue: Queue, request: LeaseRequest) -> ReservationScope:
-        eligible_pools = pools.find_eligible_pools(self._queues, queue, request)
+        eligible_pools = list_eligible_pools(self._queues, queue, request)
         quota_keys = frozenset((queue.cohort or queue.name, pool) for pool in eligible_pools)
         if self._queues.gpu_inventory is None:
             return ReservationScope(quota_keys)

@@ -13,7 +13,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import NamedTuple
 
-from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import PendingRequest
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
@@ -53,29 +53,28 @@ class PoolAssignment(NamedTuple):
     nodes: tuple[str, ...] = ()
 
 
+LineOrder = tuple[bool, QueuePosition]
+"""Order in a queue: not promised, position."""
+
+
 class RankedRequest(NamedTuple):
-    """A request with its scheduling key and its verdict."""
+    """A request of ``queue`` with its scheduling key, its verdict, and its order in the queue."""
 
     key: SchedulingKey
     pending: PendingRequest
     verdict: SchedulingVerdict
+    queue: Queue
+    order: LineOrder
 
     @property
     def is_promised(self) -> bool:
         """Whether the request is promised GPUs; see `SchedulingKey`."""
         return not self.key[0]
 
-
-LineOrder = tuple[bool, QueuePosition]
-"""Order in a queue: not promised, position."""
-
-
-class EvaluatedRequest(NamedTuple):
-    """A request on which the cycle decided."""
-
-    ranked: RankedRequest
-    queue: Queue
-    order: LineOrder
+    def goes_before(self, other: "RankedRequest") -> bool:
+        if self.queue is other.queue:
+            return self.order < other.order
+        return self.key < other.key
 
 
 class WaitingGroup(NamedTuple):
@@ -109,18 +108,13 @@ class WaitingGroup(NamedTuple):
 class RequestOutcome:
     """Result of a cycle for one request.
 
-    ``pool`` is the pool in which it may start; None if it has to wait. ``position`` counts from 1 among the requests
-    that compete for the same limits, and ``first_ahead`` is the first of those before it. ``reservation`` is the one
-    that the request would delay.
+    ``position`` counts from 1 among the requests that compete for the same limits, and ``first_ahead`` is the first of
+    those before it.
     """
 
-    pool: str | None
-    nodes: tuple[str, ...]
+    verdict: SchedulingVerdict
     position: int
     first_ahead: RankedRequest | None
-    reservation: Reservation | None
-    own_reservation: Reservation | None
-    """The reservation for the request itself, if it is the first blocked one of its queue."""
     capacity: Capacity
     """GPUs held by leases, without the starts of this cycle."""
     is_promised: bool
@@ -129,7 +123,8 @@ class RequestOutcome:
     @property
     def expected_start(self) -> datetime | None:
         """Expected start; None if no reservation gives one."""
-        return None if self.own_reservation is None else self.own_reservation.start.expected_start
+        own = self.verdict.own_reservation
+        return None if own is None else own.start.expected_start
 
 
 class CycleResult:
@@ -137,15 +132,15 @@ class CycleResult:
 
     def __init__(
         self,
-        evaluated: Sequence[EvaluatedRequest],
+        evaluated: Sequence[RankedRequest],
         waiting: Sequence[WaitingGroup],
         pending_queues: PendingQueues,
         capacity: Capacity,
         scheduling_key: Callable[[Queue, PendingEntry], SchedulingKey],
     ) -> None:
         self.capacity = capacity
-        self._evaluated = sorted(evaluated, key=lambda request: request.ranked.key)
-        self._by_arrival = {request.ranked.pending.arrival: request for request in self._evaluated}
+        self._evaluated = sorted(evaluated, key=attrgetter("key"))
+        self._by_arrival = {request.pending.arrival: request for request in self._evaluated}
         self._waiting = waiting
         self._waiting_by_options: defaultdict[PoolOptions, list[WaitingGroup]] = defaultdict(list)
         for group in waiting:
@@ -158,69 +153,52 @@ class CycleResult:
         """The requests that may start, in scheduling order."""
         return (
             PoolAssignment(ranked.pending, ranked.verdict.pool, ranked.verdict.nodes)
-            for ranked, _, _ in self._evaluated
+            for ranked in self._evaluated
             if ranked.verdict.pool is not None
         )
 
     def outcome_of(self, arrival: int) -> RequestOutcome:
         """The outcome for the request with this arrival number, which must be part of the cycle."""
         own = self._by_arrival.get(arrival) or self._rank_waiting(arrival)
-        verdict, entry = own.ranked.verdict, self._pending_queues.entry_of(arrival)
+        entry = self._pending_queues.entry_of(arrival)
         assert entry is not None
         limits = entry.pool_options.limits
         ahead = [
-            request.ranked
-            for request in self._evaluated
-            if not limits.isdisjoint(request.ranked.verdict.contended_limits) and _goes_before(request, own)
+            ranked
+            for ranked in self._evaluated
+            if not limits.isdisjoint(ranked.verdict.contended_limits) and ranked.goes_before(own)
         ]
         waiting_ahead = sum(
             self._count_before(group, own)
             for group in self._waiting
             if not limits.isdisjoint(group.verdict.contended_limits)
         )
-        if not ahead and verdict.pool is None and self._would_start_alone(own.queue, entry.pending.request):
+        if not ahead and own.verdict.pool is None and self.capacity.fits(own.queue, own.pending.request):
             # Leases without a type count against every type, so a start on one type can take the last GPU of another.
-            started = [request for request in self._evaluated if request.ranked.verdict.pool is not None]
-            ahead = [request.ranked for request in started if _goes_before(request, own)]
-        return RequestOutcome(
-            verdict.pool,
-            verdict.nodes,
-            len(ahead) + waiting_ahead + 1,
-            next(iter(ahead), None),
-            verdict.reservation,
-            verdict.own_reservation,
-            self.capacity,
-            own.ranked.is_promised,
-        )
+            ahead = [
+                ranked for ranked in self._evaluated if ranked.verdict.pool is not None and ranked.goes_before(own)
+            ]
+        first_ahead = next(iter(ahead), None)
+        return RequestOutcome(own.verdict, len(ahead) + waiting_ahead + 1, first_ahead, self.capacity, own.is_promised)
 
-    def _rank_waiting(self, arrival: int) -> EvaluatedRequest:
+    def _rank_waiting(self, arrival: int) -> RankedRequest:
         """The request of a group with its own key, which is never before that of one before it in its queue."""
         entry = self._pending_queues.entry_of(arrival)
         assert entry is not None
         group = next(option for option in self._waiting_by_options[entry.pool_options] if option.has(entry))
         own_key = self._scheduling_key(group.queue, entry)
         order = (own_key[0], entry.position)
-        same_queue = (request for request in self._evaluated if request.queue is group.queue)
-        earlier = (request.ranked.key for request in same_queue if request.order < order)
-        key = max([own_key, *earlier])
-        return EvaluatedRequest(RankedRequest(key, entry.pending, group.verdict), group.queue, order)
+        earlier = (ranked.key for ranked in self._evaluated if ranked.queue is group.queue and ranked.order < order)
+        return RankedRequest(max([own_key, *earlier]), entry.pending, group.verdict, group.queue, order)
 
-    def _count_before(self, group: WaitingGroup, own: EvaluatedRequest) -> int:
+    def _count_before(self, group: WaitingGroup, own: RankedRequest) -> int:
         """Requests of ``group`` that go before ``own``."""
         if group.queue is own.queue:
             return group.index_of(own.order) - group.first
-        key = own.ranked.key
-        index = bisect_left(group.entries, key, group.first, key=lambda entry: self._scheduling_key(group.queue, entry))
+        index = bisect_left(
+            group.entries, own.key, group.first, key=lambda entry: self._scheduling_key(group.queue, entry)
+        )
         return index - group.first
-
-    def _would_start_alone(self, queue: Queue, request: LeaseRequest) -> bool:
-        return bool(self.capacity.find_fitting_pools(queue, request))
-
-
-def _goes_before(request: EvaluatedRequest, other: EvaluatedRequest) -> bool:
-    if request.queue is other.queue:
-        return request.order < other.order
-    return request.ranked.key < other.ranked.key
 
 
 _position = attrgetter("position")

@@ -38,7 +38,7 @@ from tiphys_plugin.quota.scheduler.cycle import run_cycle
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment, RankedRequest, RequestOutcome
 from tiphys_plugin.quota.scheduler.fair_share import attained_level
 from tiphys_plugin.quota.scheduler.pending_queues import PendingQueues
-from tiphys_plugin.quota.scheduler.pool_options import is_feasible
+from tiphys_plugin.quota.scheduler.pool_options import is_feasible, list_eligible_pools
 from tiphys_plugin.quota.scheduler.queue_order import queue_position
 from tiphys_plugin.quota.scheduler.rejection import find_rejection, format_requested_gpus
 
@@ -90,11 +90,8 @@ def decide_pending(
 ) -> Admission:
     """Admit, defer or reject a pending request. `Admitted.lease` is left empty.
 
-    Args:
-        state: State without the request, or with an earlier version of it among its pending requests.
-        own: The request.
-        now: Time of the decision.
-        cache: What earlier decisions on states of this ledger have left; None for a single decision.
+    ``state`` is without the request, or has an earlier version of it among its pending requests. ``cache`` None: for a
+    single decision.
     """
     request = own.request
     if state.queues is None:
@@ -114,8 +111,8 @@ def decide_pending(
         explanation = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
         return _defer(state, own, AdmissionReason.QUEUE_STOPPED, explanation, queue)
     outcome = (cache or SchedulerCache()).evaluate(state.queues, state, own, now)
-    if outcome.pool is not None:
-        return Admitted(lease="", pool=outcome.pool, nodes=outcome.nodes)
+    if outcome.verdict.pool is not None:
+        return Admitted(lease="", pool=outcome.verdict.pool, nodes=outcome.verdict.nodes)
     reasons = tuple(_explain_deferral(queue, own, outcome))
     if outcome.is_promised:
         victims = [lease for lease in state.leases if lease.preemption is not None and lease.preemption.is_for(request)]
@@ -162,7 +159,7 @@ def _reject_by_owner(queues: Queues, queue: Queue, request: LeaseRequest) -> Rej
 def _explain_deferral(queue: Queue, pending: PendingRequest, outcome: RequestOutcome) -> Iterator[DeferralReason]:
     """All reasons: first the held GPUs, then the reservation or the request that goes first."""
     request, capacity = pending.request, outcome.capacity
-    eligible_pools = pools.find_eligible_pools(capacity.queues, queue, request)
+    eligible_pools = list_eligible_pools(capacity.queues, queue, request)
     within_quota = [pool for pool in eligible_pools if capacity.available_gpus(queue, pool) >= request.gpus]
     if not within_quota:
         yield _explain_quota(capacity, queue, request, eligible_pools)
@@ -173,14 +170,15 @@ def _explain_deferral(queue: Queue, pending: PendingRequest, outcome: RequestOut
         yield DeferralReason(AdmissionReason.WAITING_FOR_INVENTORY, message)
     elif (placement_reason := _explain_placement(capacity, request, candidates)) is not None:
         yield placement_reason
-    if outcome.reservation is not None and outcome.reservation.start.expected_start is not None:
-        yield _explain_reservation(pending, outcome.reservation)
-    elif outcome.reservation is not None and _is_line_closed(outcome.reservation, request):
-        yield _explain_closed_line(pending, outcome.reservation)
+    delayed, own = outcome.verdict.reservation, outcome.verdict.own_reservation
+    if delayed is not None and delayed.start.expected_start is not None:
+        yield _explain_reservation(pending, delayed)
+    elif delayed is not None and _is_line_closed(delayed, request):
+        yield _explain_closed_line(pending, delayed)
     elif outcome.first_ahead is not None:
         yield _explain_order(queue, outcome.first_ahead, pending)
-    if outcome.own_reservation is not None and outcome.own_reservation.start.expected_start is None:
-        yield from _explain_backfill(outcome.own_reservation)
+    if own is not None and own.start.expected_start is None:
+        yield from _explain_backfill(own)
 
 
 def _explain_quota(

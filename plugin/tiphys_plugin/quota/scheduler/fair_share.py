@@ -16,7 +16,7 @@ has had is a fair estimate of the time that it still needs (J. Gu et al.,
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -91,21 +91,17 @@ class DecayedUsage:
         self._not_yet_counted[key] += gpus * _decay_factor(lease.usage_from, self._since, self._half_life)
 
 
-class FairShares:
-    """The share of each queue at one instant."""
+def compute_fair_share(queue: Queue, capacity: Capacity, past_usage: Mapping[tuple[str, str], float]) -> float:
+    """Weighted dominant share of ``queue``, from 0.
 
-    def __init__(self, queues: Queues, decayed_usage: DecayedUsage, now: datetime) -> None:
-        self._queues = queues
-        self._usage = decayed_usage.usage_at(now)
-
-    def share_of(self, queue: Queue, capacity: Capacity) -> float:
-        """Weighted dominant share of ``queue``, from 0; ``capacity`` has the held GPUs."""
-        used = (
-            (capacity.held_in_pool(queue, pool) + self._usage.get((queue.name, pool), 0.0))
-            / max(1, self._queues.cohort_quota(queue, pool))
-            for pool in queue.gpus
-        )
-        return max(used, default=0.0) / queue.weight
+    ``capacity`` has the held GPUs, and ``past_usage`` is `DecayedUsage.usage_at` the same time.
+    """
+    used = (
+        (capacity.held_in_pool(queue, pool) + past_usage.get((queue.name, pool), 0.0))
+        / max(1, capacity.queues.cohort_quota(queue, pool))
+        for pool in queue.gpus
+    )
+    return max(used, default=0.0) / queue.weight
 
 
 def _decay_factor(since: datetime, now: datetime, half_life: timedelta) -> float:

@@ -74,6 +74,11 @@ def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> Poo
     return cached
 
 
+def list_eligible_pools(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
+    """As `pools.find_eligible_pools`, computed once for each shape."""
+    return [option.pool for option in get_pool_options(queues, queue, request).options]
+
+
 def is_feasible(queues: Queues, queue: Queue, request: LeaseRequest) -> bool:
     """Whether the queues could serve such a request one day, see `find_rejection`; computed once for each shape."""
     options, known = get_pool_options(queues, queue, request), queues.feasibility_cache

@@ -19,16 +19,12 @@ MAX_CACHED_SHAPES = 4096
 
 
 def find_eligible_pools(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
-    """Pools of ``queue`` that may serve the request: in the order of its flavors, or without flavors by name."""
+    """Pools of ``queue`` that may serve the request: in the order of its flavors, or without flavors by name.
+
+    `tiphys_plugin.quota.scheduler.pool_options.list_eligible_pools` computes them once for each shape.
+    """
     if queues.flavors:
-        size = request.gpus if request.spot == "avoided" else 0
-        types = (request.resource, request.gpu_type, request.gpu_types)
-        key = (queue.name, *types, request.min_gpu_memory_mb, request.spot, size)
-        if (cached := queues.eligible_pools_cache.get(key)) is None:
-            if len(queues.eligible_pools_cache) >= MAX_CACHED_SHAPES:
-                queues.eligible_pools_cache.clear()
-            cached = queues.eligible_pools_cache[key] = _find_eligible_flavors(queues, queue, request)
-        return cached
+        return _find_eligible_flavors(queues, queue, request)
     if not serves_resource(queues, ANY_TYPE, request):
         return []
     if request.gpu_type is None:

@@ -92,11 +92,6 @@ def assign_by_quota(jobs: Sequence[TraceJob], queues: Queues, seed: int) -> tupl
 
     A job that no queue could ever serve is assigned to any queue, which rejects it.
 
-    Args:
-        jobs: Jobs of a trace.
-        queues: Queues.
-        seed: Seed of the random assignment.
-
     Raises:
         UsageError: there is no queue.
     """

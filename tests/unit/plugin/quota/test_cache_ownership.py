@@ -26,7 +26,7 @@ from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 MODULES = sorted(Path(tiphys_plugin.quota.__file__).parent.rglob("*.py"))
 IMMUTABLE_CALLS = {
     *("TypeVar", "ParamSpec", "frozenset", "tuple", "timedelta", "attrgetter", "itemgetter", "get_logger"),
-    *("Annotated", "TypeAdapter", "compile", "ConfigDict", "datetime", "replace"),
+    *("Annotated", "TypeAdapter", "RecordCodec", "compile", "ConfigDict", "datetime", "replace"),
 }
 """What a module may call for its constants: none of them remembers a ledger."""
 MEMOIZERS = {"lru_cache", "cache"}

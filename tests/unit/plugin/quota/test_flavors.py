@@ -18,8 +18,8 @@ from support.builders.ledger import NOW, ask, deferral, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState, Rejected
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues, parse_queues
-from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.decide import decide_admission
+from tiphys_plugin.quota.scheduler.pool_options import list_eligible_pools
 
 from tiphys.errors import UsageError
 
@@ -258,8 +258,8 @@ def test_kinds_of_requests_not_asked_for_again_are_forgotten():
     declared = rules(queue())
     [research] = declared.queues
     for memory in range(1, 4200):
-        assert pools.find_eligible_pools(declared, research, ask(1, min_gpu_memory_mb=memory))
-    assert len(declared.eligible_pools_cache) < 4200
+        assert list_eligible_pools(declared, research, ask(1, min_gpu_memory_mb=memory))
+    assert len(declared.pool_options_caches[0]) < 4200
 
 
 AMD = {"name": "mi300x", "gpu_type": "MI300X", "resource": "amd.com/gpu", "node_labels": {"maker": "amd"}}

@@ -31,7 +31,6 @@ from tiphys_plugin.quota.ledger import ledger_object, transitions
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import REPAIR_SECONDS, LedgerObject
 from tiphys_plugin.quota.ledger.log_entry import StateCodec, encode_changes
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 from tiphys.errors import StoreError
@@ -419,7 +418,7 @@ def test_changes_lead_from_one_state_to_the_next(clock):
                 after = transitions.record_repeats(before, {one.request.key: clock.now for one in before.pending})
             case _:
                 asked = ask(draw.choice([1, 4, 8]), uid, priority=draw.choice([0, 1]))
-                after, _ = transitions.admit_or_queue(before, asked, clock.now, f"l{number}", FORGET_AFTER, cache)
+                after, _ = transitions.admit_or_queue(before, asked, clock.now, f"l{number}", cache)
         entry = json.loads(json.dumps(encode_changes(before, after, cache)))
         book = apply_entries(book, [entry], StateCodec())
         assert LedgerState(*book) == after

@@ -26,11 +26,11 @@ from support.stories.plugin import commit, fit, gpus, outputs, phase, said, worl
 from tiphys_plugin.eviction.cost import CACHE_DURATION
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerState, PreemptionNotice
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims, release
+from tiphys_plugin.quota.ledger.transitions import admit_or_queue, mark_victims, release
 from tiphys_plugin.quota.preemption import victims as choice
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, check_victims, select_victims
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.cache import FORGET_AFTER, SchedulerCache
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.decide import decide_pending
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, TraceJob
@@ -162,7 +162,6 @@ def test_a_lease_that_the_rules_preempt_needs_no_room_elsewhere():
         mine.request.workflow_step,
         graces,
         NOW,
-        FORGET_AFTER,
         SchedulerCache(),
     )
     assert {one.request.uid: one.preemption and one.preemption.moves for one in marked} == {
@@ -228,7 +227,7 @@ def mark(book: LedgerState, mine):
     stale = tuple(one for one in book.leases if one.id == "lease-v1")
     chosen = found.leases if isinstance(found, VictimSelection) else stale
     graces = {one.id: 30.0 for one in chosen}
-    return mark_victims(book, mine.request.workflow_step, graces, NOW, FORGET_AFTER, SchedulerCache())
+    return mark_victims(book, mine.request.workflow_step, graces, NOW, SchedulerCache())
 
 
 def test_room_is_kept_for_a_training_that_moves_until_it_asks():
@@ -259,7 +258,7 @@ def test_room_is_not_kept_for_ever_for_a_training_that_does_not_come_back():
     [kept] = book.pending
     assert (kept.request.attempt, kept.promised_at) == (2, NOW)
     later = NOW + FORGET_AFTER + timedelta(seconds=1)
-    _, answer = admit_or_queue(book, ask(16, "all", members=2), later, "lease", FORGET_AFTER, SchedulerCache())
+    _, answer = admit_or_queue(book, ask(16, "all", members=2), later, "lease", SchedulerCache())
     assert isinstance(answer, Admitted)
 
 
@@ -269,12 +268,12 @@ def test_a_mark_is_refused_once_the_room_elsewhere_has_gone():
     graces = {one.id: 30.0 for one in chosen}
     step = mine.request.workflow_step
     before, cache = LedgerState(tuple(leases), (mine,), queues=rules()), SchedulerCache()
-    after, marked = mark_victims(before, step, graces, NOW, FORGET_AFTER, cache)
+    after, marked = mark_victims(before, step, graces, NOW, cache)
     assert [one.request.uid for one in marked] == ["two"]
     assert [one.preemption is not None and one.preemption.moves for one in after.leases] == [False, True]
 
     full = replace(before, leases=(*leases, on("n0", 4, "came", timedelta(seconds=1))))
-    assert mark_victims(full, step, graces, NOW, FORGET_AFTER, cache) == (full, ())
+    assert mark_victims(full, step, graces, NOW, cache) == (full, ())
     said = check_victims(replace(full, pending=()), mine, chosen, NOW, cache)
     assert said == NoVictims("a training that would move finds no room on other nodes")
 

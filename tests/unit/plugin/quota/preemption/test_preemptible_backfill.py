@@ -21,7 +21,7 @@ from datetime import timedelta
 import pytest
 from support.builders.ledger import NOW, ask, lease, waiting
 from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerState, PendingRequest
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
+from tiphys_plugin.quota.ledger.transitions import admit_or_queue, mark_victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queue import PREEMPTIBLE_MIN_RUNTIME_SECONDS
 from tiphys_plugin.quota.queues import Queues
@@ -93,7 +93,6 @@ def test_gpus_of_victims_are_not_used_for_backfill():
         blocked.request.workflow_step,
         {"lease-young": 30.0},
         NOW,
-        FORGET_AFTER,
         SchedulerCache(),
     )
     assert len(marked) == 1
@@ -121,7 +120,7 @@ def test_a_plain_queue_gives_back_its_place_to_a_recalled_training():
     queues = rules()
     recalled = ask(8, "recalled", attempt=2, first_start=(NOW - timedelta(hours=1)).timestamp(), attained=5.0)
     state = LedgerState(pending=(waits(100, 8, 1, uid="other"),), queues=queues)
-    after, admission = admit_or_queue(state, recalled, NOW, "lease", FORGET_AFTER, SchedulerCache())
+    after, admission = admit_or_queue(state, recalled, NOW, "lease", SchedulerCache())
     assert isinstance(admission, Admitted)
     [held] = after.leases
     assert held.request.attained == 0.0, "not counted in a queue that goes by arrival"
@@ -130,10 +129,10 @@ def test_a_plain_queue_gives_back_its_place_to_a_recalled_training():
 def test_a_lease_remembers_when_its_step_asked():
     first, cache = ask(8, "first"), SchedulerCache()
     state = LedgerState(pending=(replace(waiting(8, 1, "first"), since=NOW - timedelta(hours=2)),), queues=rules())
-    after, _ = admit_or_queue(state, first, NOW, "lease", FORGET_AFTER, cache)
+    after, _ = admit_or_queue(state, first, NOW, "lease", cache)
     assert after.leases[0].request.first_start == (NOW - timedelta(hours=2)).timestamp()
     strict = replace(state, queues=rules(backfill="strict"))
-    plain, _ = admit_or_queue(strict, first, NOW, "lease", FORGET_AFTER, cache)
+    plain, _ = admit_or_queue(strict, first, NOW, "lease", cache)
     assert plain.leases[0].request.first_start is None
 
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 import pytest
 from support.builders.ledger import NOW, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, LedgerState, PendingRequest
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
+from tiphys_plugin.quota.ledger.transitions import admit_or_queue
 from tiphys_plugin.quota.queue import DEFAULT_BACKFILL_HOURS
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.cache import SchedulerCache
@@ -119,7 +119,7 @@ def test_the_reasons_name_the_bound_and_its_end():
 
 def test_a_lease_remembers_when_it_was_asked_for():
     state = LedgerState(pending=(asked(2, 8, 1, uid="first"),), queues=rules())
-    after, _ = admit_or_queue(state, state.pending[0].request, NOW, "lease", FORGET_AFTER, SchedulerCache())
+    after, _ = admit_or_queue(state, state.pending[0].request, NOW, "lease", SchedulerCache())
     assert after.leases[0].request.first_start == (NOW - timedelta(hours=2)).timestamp()
 
 

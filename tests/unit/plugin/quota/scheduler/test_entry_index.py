@@ -75,7 +75,7 @@ def test_a_state_that_was_read_anew_changes_like_the_one_before():
     state, cache = LedgerState(leases, queues=rules), SchedulerCache()
 
     def decide(one: LedgerState, request: LeaseRequest) -> LedgerState:
-        return admit_or_queue(one, request, NOW, "another", PATIENCE, cache)[0]
+        return admit_or_queue(one, request, NOW, "another", cache)[0]
 
     decide(state, ask(1, "first"))
     again = read_anew(state)

@@ -7,7 +7,7 @@ import pytest
 from support.builders.ledger import NOW, cohort, lease
 from tiphys_plugin.quota.lease import EndedUsage, LedgerState
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage, FairShares, add_ended_usage
+from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage, add_ended_usage, compute_fair_share
 
 RULES = cohort(a={"gpus": {"A100": 8, "T4": 4}}, b={"gpus": {"A100": 8}, "weight": 2})
 DAY = timedelta(hours=24)
@@ -15,7 +15,7 @@ A, B = RULES.queues
 
 
 def share(queue, leases=(), history=(), at=NOW, rules=RULES) -> float:
-    return FairShares(rules, DecayedUsage(rules, leases, history), at).share_of(queue, Capacity(rules, leases))
+    return compute_fair_share(queue, Capacity(rules, leases), DecayedUsage(rules, leases, history).usage_at(at))
 
 
 def test_held_gpus_count_at_once():
