@@ -154,7 +154,7 @@ def observe_cluster_nodes(
     api: "KubeApi", settings: ClusterNodes, flavors: FlavorSet, leases: Sequence[Lease], slow: SlowGangs = ()
 ) -> "list[ObservedNode]":
     """The nodes with GPUs, with the evidence of their pods and of slow ranks."""
-    from tiphys_plugin.nodes.node import observe_nodes
+    from tiphys_plugin.nodes.cluster_state import observe_nodes
 
     from tiphys.kube.resources import NODES, PODS
 

@@ -4,15 +4,14 @@
 whole cluster shares.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from tiphys.errors import TiphysError
-from tiphys.kube import KubeApi, Object, ObjectList, PatchType, Resource
-from tiphys.kube.api import Body, ObjectTransform
+from tiphys.kube import KubeApi, Resource
 from tiphys.protocol.execute_api import ExecuteReply
 from tiphys_plugin.agent.settings import AgentSettings
 from tiphys_plugin.agent.task_sets import NodeEntry, TaskSet, Template
@@ -75,6 +74,10 @@ def _read_reply(reply: ExecuteReply) -> CallResult:
     return CallResult(entry, float(reply.requeue.rstrip("s")) if reply.requeue else None)
 
 
+_VERBS = {"get": "get", "list": "list", "create": "create", "replace": "update", "patch": "patch", "watch": "watch"}
+"""Verbs of Kubernetes by method of `KubeApi`."""
+
+
 class CountingApi(KubeApi):
     """A `KubeApi` with the connection of ``api`` that calls ``count`` with verb and plural of each request."""
 
@@ -82,53 +85,12 @@ class CountingApi(KubeApi):
         self._transport = api._transport
         self.namespace, self.server, self.unreadable = api.namespace, api.server, api.unreadable
         self._count = count
+        for method, verb in _VERBS.items():
+            setattr(self, method, self._count_calls(verb, getattr(self, method)))
 
-    def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
-        self._count("get", resource.plural)
-        return super().get(resource, namespace, name)
+    def _count_calls(self, verb: str, request: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(resource: Resource, *arguments: Any, **options: Any) -> Any:
+            self._count(verb, resource.plural)
+            return request(resource, *arguments, **options)
 
-    def list(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        labels: str = "",
-        fields: str = "",
-        limit: int = 500,
-        transform: ObjectTransform = lambda found: found,
-        *,
-        metadata_only: bool = False,
-    ) -> ObjectList:
-        self._count("list", resource.plural)
-        return super().list(resource, namespace, labels, fields, limit, transform, metadata_only=metadata_only)
-
-    def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
-        self._count("create", resource.plural)
-        return super().create(resource, namespace, body)
-
-    def replace(self, resource: Resource, namespace: str | None, body: Object, subresource: str = "") -> Object:
-        self._count("update", resource.plural)
-        return super().replace(resource, namespace, body, subresource)
-
-    def patch(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        name: str,
-        body: Body,
-        patch_type: PatchType = PatchType.MERGE,
-        subresource: str = "",
-    ) -> Object:
-        self._count("patch", resource.plural)
-        return super().patch(resource, namespace, name, body, patch_type, subresource)
-
-    def watch(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        resource_version: str,
-        labels: str = "",
-        fields: str = "",
-        timeout_seconds: int = 300,
-    ) -> Generator[Object, None, None]:
-        self._count("watch", resource.plural)
-        return super().watch(resource, namespace, resource_version, labels, fields, timeout_seconds)
+        return counted

@@ -67,9 +67,7 @@ def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease, 
             return False
         end = find_attempt_end(store, request.run, request.step, request.attempt)
     except (IntegrityError, StoreError, UsageError) as error:
-        _log.warning(
-            "lease.not_examined", run=request.run, step=request.step, attempt=request.attempt, error=str(error)
-        )
+        _log.warning("lease.not_examined", **request.log_fields, error=str(error))
         return False
     return over or end is not None
 

@@ -4,10 +4,11 @@ The inventory stays equal until a relevant field changes, because results that a
 derived from leases on it are cached for as long as it is the same.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from tiphys.kube import ListSnapshot, Object, WatchEvent, WatchEventType
@@ -135,6 +136,26 @@ class ClusterState:
 
     def _expire_hints(self, since: datetime) -> None:
         self._hints = {uid: facts for uid, facts in self._hints.items() if _is_later(facts.hint, since)}
+
+
+def observe_nodes(
+    nodes: Iterable[Object],
+    pods: Iterable[Object],
+    settings: ClusterNodes,
+    now: datetime,
+    flavors: FlavorSet = NO_FLAVORS,
+    external_evidence: Mapping[str, tuple[NodeEvidence, ...]] = MappingProxyType({}),
+    leases: Sequence[Lease] = (),
+) -> list[ObservedNode]:
+    """As `ClusterState.observe_nodes`, once, from listed Node and Pod objects.
+
+    ``external_evidence`` is evidence from outside the API server, by Node object. ``leases`` are all leases.
+    """
+    state = ClusterState()
+    state.nodes.apply(ListSnapshot(list(nodes)))
+    state.pods.apply(ListSnapshot(list(pods)))
+    state.set_external_evidence("", external_evidence)
+    return state.observe_nodes(settings, now, flavors, leases)
 
 
 def next_verdict_change(nodes: Sequence[ObservedNode]) -> datetime | None:

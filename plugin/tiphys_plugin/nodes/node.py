@@ -287,30 +287,6 @@ def parse_node(
     return ObservedNode(gpu_node, node["metadata"]["name"], is_unschedulable, verdict, unreadable_memory, uncounted)
 
 
-def observe_nodes(
-    nodes: Iterable[Object],
-    pods: Iterable[Object],
-    settings: ClusterNodes,
-    now: datetime,
-    flavors: FlavorSet = NO_FLAVORS,
-    external_evidence: Mapping[str, tuple[NodeEvidence, ...]] = MappingProxyType({}),
-    leases: Iterable[Lease] = (),
-) -> list[ObservedNode]:
-    """All GPU nodes that ``settings`` select, sorted by name, from listed Node and Pod objects.
-
-    ``external_evidence`` is evidence from outside the API server, by Node object. ``leases`` are all leases.
-    """
-    facts = [pod_facts for pod in pods if (pod_facts := read_pod_facts(pod)) is not None]
-    found = [relevant_node_fields(node) for node in nodes]
-    foreign, hints = foreign_gpus_by_node(facts, found, leases), hints_by_node(facts)
-    observed = []
-    for fields in found:
-        name = fields["metadata"]["name"]
-        evidence = (*hints.get(name, ()), *external_evidence.get(name, ()))
-        observed.append(parse_node(fields, settings, foreign.get(name, {}), evidence, now, flavors))
-    return deduplicate_hosts(node for node in observed if node is not None)
-
-
 def deduplicate_hosts(nodes: Iterable[ObservedNode]) -> list[ObservedNode]:
     """Sort nodes by host name. If two Node objects have the same host name, only the first one counts.
 

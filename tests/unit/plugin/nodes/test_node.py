@@ -19,8 +19,9 @@ import pytest
 from support.builders.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, labelled_pod, node
 from support.builders.ledger import lease
 from tiphys_plugin.cluster.interface import requested_resources
+from tiphys_plugin.nodes.cluster_state import observe_nodes
 from tiphys_plugin.nodes.health import NodeHealth
-from tiphys_plugin.nodes.node import ObservedNode, observe_nodes
+from tiphys_plugin.nodes.node import ObservedNode
 from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, FlavorSet, HealthSignal
 from tiphys_plugin.quota.placement.model import GpuNode
 

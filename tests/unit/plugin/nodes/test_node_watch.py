@@ -26,9 +26,9 @@ from support.processes.polling import until
 from support.servers.kube_server import KubeServer
 from support.stories.plugin import Clock
 from tiphys_plugin.cluster.interface import PodStatus
+from tiphys_plugin.nodes.cluster_state import observe_nodes
 from tiphys_plugin.nodes.evacuate import NodeEvacuation, nodes_to_evacuate
 from tiphys_plugin.nodes.metrics import NodesCollector
-from tiphys_plugin.nodes.node import observe_nodes
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.quota.flavors import ClusterNodes
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState, Rejected
