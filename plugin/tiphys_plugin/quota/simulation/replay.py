@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from tiphys_plugin.quota.lease import AdmissionReason, LeaseRequest, LedgerState, PendingRequest
 from tiphys_plugin.quota.queue import Queue
@@ -32,27 +33,17 @@ SchedulingPolicy = Callable[[LedgerState, datetime, SchedulerCache], list[PoolAs
 """Maps a ledger state and a time to the requests that may start, in order."""
 
 
-def select_fifo(state: LedgerState, _now: datetime, _cache: SchedulerCache) -> list[PoolAssignment]:
-    """Baseline policy: strict order of arrival over all queues. A request that does not fit blocks all later ones."""
-    return list(_select_by_arrival(state, skips_blocked=False))
+def _select_by_arrival(
+    state: LedgerState, _now: datetime, _cache: SchedulerCache, *, skips_blocked: bool
+) -> list[PoolAssignment]:
+    """Baseline policies: order of arrival over all queues, without reservations.
 
-
-def select_skipping_blocked(state: LedgerState, _now: datetime, _cache: SchedulerCache) -> list[PoolAssignment]:
-    """Baseline policy: order of arrival, skips requests that do not fit, without reservations."""
-    return list(_select_by_arrival(state, skips_blocked=True))
-
-
-POLICIES: Mapping[str, SchedulingPolicy] = {
-    "tiphys": select_admissible,
-    "fifo": select_fifo,
-    "skip": select_skipping_blocked,
-}
-
-
-def _select_by_arrival(state: LedgerState, *, skips_blocked: bool) -> Iterator[PoolAssignment]:
+    A request that does not fit blocks all later ones, unless the policy skips it.
+    """
     queues = state.queues
     assert isinstance(queues, Queues)
     capacity = Capacity(queues, state.leases)
+    assignments: list[PoolAssignment] = []
     blocked_shapes: set[tuple[str, str | None, int | None, int, str]] = set()
     for queue, pending in _pending_by_arrival(queues, state.pending):
         request = pending.request
@@ -62,11 +53,19 @@ def _select_by_arrival(state: LedgerState, *, skips_blocked: bool) -> Iterator[P
             held_gpus = capacity.held_gpus_if_placed(request, fitting[0])
             capacity.add(held_gpus)
             nodes = held_gpus.placement.nodes if held_gpus.placement is not None else ()
-            yield PoolAssignment(pending, fitting[0], nodes)
+            assignments.append(PoolAssignment(pending, fitting[0], nodes))
         elif skips_blocked:
             blocked_shapes.add(shape)  # no GPUs come free during one cycle
         else:
-            return
+            break
+    return assignments
+
+
+POLICIES: Mapping[str, SchedulingPolicy] = {
+    "tiphys": select_admissible,
+    "fifo": partial(_select_by_arrival, skips_blocked=False),
+    "skip": partial(_select_by_arrival, skips_blocked=True),
+}
 
 
 def _pending_by_arrival(queues: Queues, waiting: Iterable[PendingRequest]) -> Iterator[tuple[Queue, PendingRequest]]:
