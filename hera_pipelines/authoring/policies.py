@@ -74,7 +74,7 @@ class Retries:
     """Whether a process that has imported what the program imports waits in the pod to take its place. None: where the
     pod's memory has room for it."""
     backoff: Duration = "5s"
-    """Wait before the second attempt."""
+    """Wait before the second attempt; after a preemption or a failure of the infrastructure, only before the third."""
     backoff_factor: int = 2
     backoff_cap: Duration = "5m"
 

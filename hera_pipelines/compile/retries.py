@@ -28,12 +28,16 @@ from tiphys.failures.classify import (
 )
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import format_argo_duration
-from tiphys.protocol.step_spec import ARGO_WAIT_CAP_SECONDS, RetryPolicy
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.recording.step_key import workflow_parameters_used
 from tiphys.records import Cause
 
 UNLIMITED_RETRIES = 1000
 """Argo applies a back-off only together with a limit, so "no limit" is a large number."""
+
+_ARGO_BACK_OFF_SECONDS = 0.3, 30.0
+"""First and longest back-off of a training in Argo, which lets it pass after a final failure, too. The admit of the
+next try waits according to the cause; Argo's own wait is for tries that end before they come to it."""
 
 _EXIT_CODE = "asInt(lastRetry.exitCode)"
 _NO_EXIT_CODES = (-1, 0)
@@ -44,8 +48,8 @@ CAUSES_HIDDEN_FROM_ARGO = (Cause.OUTPUT_MISSING, Cause.GPU_OUT_OF_MEMORY, Cause.
 
 
 def attempt_retry_strategy(policy: RetryPolicy) -> Manifest:
-    """RetryStrategy of a training: its conclude decides, in the phase Error or Failed."""
-    backoff = _backoff(policy, ARGO_WAIT_CAP_SECONDS)
+    """RetryStrategy of a training: its conclude decides, in the phase Error or Failed, and the next admit waits."""
+    backoff = _backoff(policy, *_ARGO_BACK_OFF_SECONDS)
     return {"limit": str(UNLIMITED_RETRIES), "retryPolicy": "OnError", "backoff": backoff}
 
 
@@ -62,7 +66,7 @@ def step_retry_strategy(policy: RetryPolicy) -> Manifest:
         "limit": str(_limit(policy, retried)),
         "retryPolicy": "Always",
         "expression": retry_expression(policy),
-        "backoff": _backoff(policy),
+        "backoff": _backoff(policy, math.inf, math.inf),
     }
 
 
@@ -121,9 +125,9 @@ def _message_matches(phrases: list[tuple[str, ...]]) -> str:
     return f"lastRetry.message matches '{'|'.join(chain.from_iterable(phrases))}'"
 
 
-def _backoff(policy: RetryPolicy, cap_seconds: float = math.inf) -> Manifest:
+def _backoff(policy: RetryPolicy, first_seconds: float, cap_seconds: float) -> Manifest:
     return {
-        "duration": format_argo_duration(policy.backoff_seconds),
+        "duration": format_argo_duration(min(policy.backoff_seconds, first_seconds)),
         "factor": f"{policy.backoff_factor:g}",
         "cap": format_argo_duration(min(policy.backoff_cap_seconds, cap_seconds)),
     }

@@ -18,6 +18,8 @@ from typing import NamedTuple
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause
 
+_CAUSES_FROM_OUTSIDE = (Cause.PREEMPTION, Cause.INFRASTRUCTURE)
+
 
 class RetryDecision(NamedTuple):
     """Whether to try again.
@@ -46,7 +48,7 @@ def evaluate_retry_budget(ends: Sequence[AttemptEnd], policy: RetryPolicy, submi
         policy: Retry policy of the step.
         submission: The current submission.
     """
-    window = ends_since_progress(sorted((e for e in ends if e.submission == submission), key=lambda e: e.attempt))
+    window = ends_since_progress(_ends_of_submission(ends, submission))
     if not window:
         return RetryDecision(True, 0, None, "no attempt has failed yet")
     last = window[-1]
@@ -66,6 +68,23 @@ def evaluate_retry_budget(ends: Sequence[AttemptEnd], policy: RetryPolicy, submi
         return RetryDecision(budget != 0, charged, budget, message)
     retry = budget is None or charged <= budget
     return RetryDecision(retry, charged, budget, _budget_message(cause, charged, budget, refunded=window[0].progress))
+
+
+def back_off_seconds(ends: Sequence[AttemptEnd], policy: RetryPolicy, submission: int) -> float:
+    """Seconds between the newest of ``ends`` in ``submission`` and the next attempt. Pure.
+
+    It grows with each failure since the last progress. After a failure from outside of the program it begins with
+    the second: a lost pod says nothing against a new one.
+    """
+    window = ends_since_progress(
+        [end for end in _ends_of_submission(ends, submission) if end.outcome is AttemptEndOutcome.FAILED]
+    )
+    failures = len(window) - (bool(window) and window[-1].cause in _CAUSES_FROM_OUTSIDE)
+    return policy.wait_after(failures) if failures else 0.0
+
+
+def _ends_of_submission(ends: Sequence[AttemptEnd], submission: int) -> list[AttemptEnd]:
+    return sorted((end for end in ends if end.submission == submission), key=lambda end: end.attempt)
 
 
 def _charged_cause(end: AttemptEnd) -> Cause | None:

@@ -177,15 +177,11 @@ class RetryPolicy(Record):
         """Causes after which a new process in the same pod may go on."""
         return tuple(cause for cause in _CAUSES_IN_PLACE if self.in_place and self.budget(cause) != 0)
 
-    def wait_after(self, tries: int) -> float:
-        """Seconds between the end of that many failed tries and the beginning of the next."""
-        wait = self.backoff_seconds * self.backoff_factor ** min(tries - 1, 64)
+    def wait_after(self, failures: int) -> float:
+        """Seconds of back-off after that many failures, of which the last one counts."""
+        wait = self.backoff_seconds * self.backoff_factor ** min(failures - 1, 64)
         return min(wait, self.backoff_cap_seconds)
 
-
-ARGO_WAIT_CAP_SECONDS = 30.0
-"""Longest of these waits of a training that Argo does, before admit does the rest. Argo lets it pass after a final
-failure, too."""
 
 # Bounds of a request for GPUs: all namespaces share the ledger that keeps it, and the scheduler that computes with it.
 _Gpus = Annotated[int, Field(gt=0, le=100_000)]

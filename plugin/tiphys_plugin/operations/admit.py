@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from tiphys.errors import ConflictError, FencedError, IntegrityError, NotFoundError, UsageError
+from tiphys.failures.retry_budget import back_off_seconds
 from tiphys.faults import failpoint
 from tiphys.lineage.select import START_FROM_BEGINNING, CheckpointChoice, shorten_skipped
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply, retry_reply
 from tiphys.protocol.operations import AdmitOperation, try_number
-from tiphys.protocol.step_spec import ARGO_WAIT_CAP_SECONDS, GpuRequest, StepKind
+from tiphys.protocol.quantities import format_duration
+from tiphys.protocol.step_spec import GpuRequest, StepKind
 from tiphys.recording.reusable_results import describe_reuse, write_reuse_projection
 from tiphys.recording.step_key import StepInputs, StepKey, compute_step_key
 from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, FailureEvidence, ReuseRecord, SubmissionClaim
@@ -157,15 +159,17 @@ def _retries_exhausted_reply(call: StepCall, attempts: Sequence[Attempt]) -> Exe
 
 
 def _wait_for_next_try(call: StepCall, attempts: Sequence[Attempt]) -> ExecuteReply | None:
-    """A reply that waits for the rest of the back-off, which Argo would let pass after a final failure, too."""
-    tries, end = try_number(call.node), attempts[-1].end if attempts else None
-    if not tries or end is None or (wait := call.spec.retry.wait_after(tries)) <= ARGO_WAIT_CAP_SECONDS:
+    """A reply that waits for the rest of the back-off, which depends on causes that Argo does not know."""
+    ends = [attempt.end for attempt in attempts if attempt.end is not None]
+    if not ends or not try_number(call.node):
         return None
-    left = wait / call.context.settings.speed - elapsed_seconds(end.written_at, call.context.clock())
+    wait = back_off_seconds(ends, call.spec.retry, call.binding.submission) / call.context.settings.speed
+    left = round(wait - elapsed_seconds(ends[-1].written_at, call.context.clock()), 1)
     if left <= 0:
         return None
-    left = max(1.0, round(left, 1))
-    return pending_reply(f"Attempt {end.attempt + 1} begins in {left:.0f} s, after {tries} failed tries", left)
+    ended = f"attempt {ends[-1].attempt}, which ended by {recording.describe_cause(ends[-1].cause)}"
+    message = f"Attempt {ends[-1].attempt + 1} begins in {format_duration(left)}, the back-off after {ended}"
+    return pending_reply(message, left)
 
 
 def _check_newest_submission(call: StepCall) -> None:

@@ -33,7 +33,11 @@ from tiphys.records import CheckpointManifest, Shard, SubmissionClaim, Submissio
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout, Store, claim_record
 
 QUICK = PluginSettings(
-    requeue_min_seconds=0.01, requeue_max_seconds=0.1, pod_end_timeout_seconds=60.0, verify_inline_seconds=5.0
+    requeue_min_seconds=0.01,
+    requeue_max_seconds=0.1,
+    pod_end_timeout_seconds=60.0,
+    verify_inline_seconds=5.0,
+    speed=1e9,  # no back-off
 )
 
 

@@ -93,13 +93,27 @@ def test_a_step_that_is_never_repeated_still_counts_its_tries() -> None:
 
 
 def test_a_back_off_always_has_a_limit() -> None:
-    for strategy in (step_retry_strategy(RetryPolicy()), attempt_retry_strategy(RetryPolicy())):
-        assert (strategy["backoff"]["duration"], strategy["backoff"]["factor"]) == ("5s", "2")
+    strategies = step_retry_strategy(RetryPolicy()), attempt_retry_strategy(RetryPolicy())
+    assert [strategy["backoff"]["duration"] for strategy in strategies] == ["5s", "0.3s"]
+    for strategy in strategies:
+        assert strategy["backoff"]["factor"] == "2"
         assert int(strategy["limit"]) > 0
 
 
-def test_argo_waits_for_the_whole_back_off_of_a_step_and_for_its_beginning_in_a_training() -> None:
-    policy = RetryPolicy(backoff_seconds=60, backoff_cap_seconds=90)
-    assert [step_retry_strategy(one)["backoff"]["cap"] for one in (RetryPolicy(), policy)] == ["300s", "90s"]
-    assert [attempt_retry_strategy(one)["backoff"]["cap"] for one in (RetryPolicy(), policy)] == ["30s", "30s"]
+def test_argo_waits_for_the_whole_back_off_of_a_step_and_never_longer_than_that_of_a_training() -> None:
+    policies = RetryPolicy(), RetryPolicy(backoff_seconds=60, backoff_cap_seconds=90), RetryPolicy(backoff_seconds=0.1)
+    short = RetryPolicy(backoff_cap_seconds=8)
+    assert [step_retry_strategy(policy)["backoff"]["cap"] for policy in (*policies, short)] == [
+        "300s",
+        "90s",
+        "300s",
+        "8s",
+    ]
+    attempts = [attempt_retry_strategy(policy)["backoff"] for policy in (*policies, short)]
+    assert [(backoff["duration"], backoff["cap"]) for backoff in attempts] == [
+        ("0.3s", "30s"),
+        ("0.3s", "30s"),
+        ("0.1s", "30s"),
+        ("0.3s", "8s"),
+    ]
     assert [RetryPolicy().wait_after(tries) for tries in (1, 2, 7, 1000)] == [5, 10, 300, 300]

@@ -152,7 +152,7 @@ def test_a_training_is_a_gated_step_that_argo_repeats_for_each_attempt() -> None
     assert made["fit"]["retryStrategy"] == {
         "limit": "1000",
         "retryPolicy": "OnError",
-        "backoff": {"duration": "5s", "factor": "2", "cap": "30s"},
+        "backoff": {"duration": "0.3s", "factor": "2", "cap": "30s"},
     }
     assert "retryStrategy" not in made["fit-run"], "a retry of the pod alone would not ask for admission"
     assert made["fit-run"]["podSpecPatch"] == "{{inputs.parameters.tiphys-pod-patch}}"

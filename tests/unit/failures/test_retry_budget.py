@@ -5,7 +5,7 @@ import itertools
 import pytest
 from support.builders.lineage import end_of
 
-from tiphys.failures.retry_budget import evaluate_retry_budget
+from tiphys.failures.retry_budget import back_off_seconds, evaluate_retry_budget
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, Preemption, utc_now
 
@@ -135,3 +135,42 @@ def test_unknown_progress_costs_nothing_and_refunds_nothing():
 
 def test_a_cause_without_retries_is_not_retried_for_lack_of_evidence():
     assert not evaluate_retry_budget([lost_sight_of(1, Cause.USER_ERROR)], POLICY, 1).retry
+
+
+ERROR = Cause.USER_ERROR
+
+
+@pytest.mark.parametrize(
+    ("causes", "seconds"),
+    [
+        ([], 0),
+        ([PREEMPTED], 0),
+        ([INFRA], 0),
+        ([INFRA, INFRA], 5),
+        ([INFRA, PREEMPTED, INFRA], 10),
+        ([INFRA] * 1000, 300),
+        ([ERROR], 5),
+        ([ERROR, ERROR], 10),
+        ([ERROR, INFRA], 5),
+        ([INFRA, ERROR], 10),
+        ([None], 5),
+        ([Cause.STORAGE], 5),
+        ([Cause.IMAGE], 5),
+    ],
+)
+def test_back_off_is_left_out_only_after_a_first_failure_from_outside(causes, seconds):
+    ends = [end_of(number, cause) for number, cause in enumerate(causes, 1)]
+    assert back_off_seconds(ends, RetryPolicy(), 1) == seconds
+
+
+def test_back_off_begins_anew_after_progress():
+    ends = [end_of(1, INFRA), end_of(2, INFRA), end_of(3, INFRA, progress=True)]
+    assert back_off_seconds(ends, RetryPolicy(), 1) == 0
+    assert back_off_seconds([*ends, end_of(4, INFRA)], RetryPolicy(), 1) == 5
+    assert back_off_seconds([end_of(1, ERROR), end_of(2, ERROR, progress=True)], RetryPolicy(), 1) == 5
+
+
+def test_back_off_does_not_count_failures_of_other_submissions():
+    ends = [end_of(1, ERROR), end_of(2, ERROR), end_of(3, INFRA, submission=2)]
+    assert back_off_seconds(ends, RetryPolicy(), 2) == 0
+    assert back_off_seconds(ends, RetryPolicy(), 3) == 0

@@ -12,16 +12,18 @@
 """
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.stories.plugin import World, artifacts, commit, fit, outputs, phase, records, said
+from support.stories.plugin import QUICK, World, artifacts, commit, fit, outputs, phase, records, resumed, said, world
 
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
 from tiphys.records import utc_now
 from tiphys.store import LineageLayout, RunLayout
 
+WITH_BACK_OFF = replace(QUICK, speed=1.0)
 OVER_AT = "2026-03-01T12:00:00.250Z"
 
 
@@ -116,19 +118,54 @@ def test_budget_of_a_cause_is_charged_over_attempts(here):
     assert answers == ["Error", "Failed"]
 
 
-def test_admit_waits_for_the_rest_of_a_long_back_off_before_it_asks_for_anything(here):
-    flow = here.submit(fit(retry=RetryPolicy(user_error=9, backoff_seconds=8)))
-    here.clock.now = utc_now()
-    for retry in range(3):  # Argo waits for 8, 16 and 30 s of 32
-        assert outputs(flow.admit("fit", retry))["attempt"] == str(retry + 1)
+def admit_after(here, flow, retry, seconds):
+    """The answers of admit just before and just after the end of a back-off of ``seconds``."""
+    answers = []
+    for waited in (seconds - 1, seconds + 1):
+        here.clock.now = utc_now() + timedelta(seconds=waited)
+        answers.append(flow.admit("fit", retry))
+    return answers
+
+
+def test_admit_waits_for_the_back_off_before_it_asks_for_anything(tmp_path):
+    here = world(tmp_path, settings=WITH_BACK_OFF)
+    flow = here.submit(fit(retry=RetryPolicy(user_error=9, backoff_seconds=100)))
+    flow.admit("fit", 0)
+    flow.end_try("fit", 0, exit_code="3")
+    for retry, seconds in ((1, 100), (2, 200), (3, 300)):
+        waiting, admitted = admit_after(here, flow, retry, seconds)
+        assert phase(waiting) == "Pending"
+        assert said(waiting).startswith(f"Attempt {retry + 1} begins in ")
+        assert said(waiting).endswith(f", the back-off after attempt {retry}, which ended by user error")
+        assert outputs(admitted)["attempt"] == str(retry + 1)
         flow.end_try("fit", retry, exit_code="3")
-    waiting = flow.admit("fit", 3)
+    assert len(ends(here)) == 4
+
+
+def test_admit_opens_the_first_attempt_after_a_lost_pod_at_once_and_waits_before_the_second(tmp_path):
+    here = world(tmp_path, settings=WITH_BACK_OFF)
+    flow = here.submit(fit(retry=RetryPolicy(backoff_seconds=100)))
+    here.clock.now = utc_now()
+    flow.admit("fit", 0)
+    assert phase(flow.end_try("fit", 0, exit_code="143", status="Error")) == "Error"
+    assert ends(here)[-1]["cause"] in ("infrastructure", "preemption")
+    assert outputs(flow.admit("fit", 1))["attempt"] == "2"
+    flow.end_try("fit", 1, exit_code="143", status="Error")
+    waiting, admitted = admit_after(here, flow, 2, 100)
     assert phase(waiting) == "Pending"
-    assert said(waiting).startswith("Attempt 4 begins in 3")
-    assert said(waiting).endswith(" s, after 3 failed tries")
-    assert len(ends(here)) == 3
-    here.clock.now = utc_now() + timedelta(seconds=33)
-    assert outputs(flow.admit("fit", 3))["attempt"] == "4"
+    assert outputs(admitted)["attempt"] == "3"
+
+
+def test_resume_does_not_wait_for_the_back_off_of_the_submission_before_it(tmp_path):
+    here = world(tmp_path, settings=WITH_BACK_OFF)
+    flow = here.submit(fit(retry=RetryPolicy(user_error=1, backoff_seconds=100)))
+    here.clock.now = utc_now()
+    flow.admit("fit", 0)
+    flow.end_try("fit", 0, exit_code="3")
+    again = resumed(here, *flow.specs)
+    again.admit("fit", 0)
+    again.end_try("fit", 0, exit_code="143", status="Error")
+    assert outputs(again.admit("fit", 1))["attempt"] == "3"
 
 
 def test_argo_retry_of_a_step_that_was_given_up_opens_no_attempt(here):
