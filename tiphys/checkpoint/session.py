@@ -34,35 +34,11 @@ from tiphys.records import CheckpointRef
 StateT = TypeVar("StateT")
 
 
-class Session:
-    """The checkpoints of one attempt.
-
-    This base class is used outside of Tiphys and neither restores nor saves;
-    `tiphys.checkpoint.tracked_session.TrackedSession` does both.
-    """
+class CheckpointSession:
+    """The calls that a session of arrays and one of DCP have in common. This class neither restores nor saves."""
 
     total_steps: int | None = None
     """Steps of the whole training, from which the time left is estimated; a program may set it once it knows."""
-
-    @overload
-    def restore(self) -> Any: ...
-    @overload
-    def restore(self, default: StateT) -> StateT: ...
-    def restore(self, default: Any = None) -> Any:
-        """Return the state of the newest valid checkpoint, or ``default`` if there is none.
-
-        Every byte is verified against the manifest. A checkpoint that does not
-        match is quarantined, and the previous one is restored instead.
-        Classes of objects in a state are found in ``default``, or in the modules
-        that are imported.
-
-        Raises:
-            UsageError: ``default`` holds a value that cannot be saved, or the
-                program's classes differ from those of the checkpoint.
-            FencedError: another attempt replaced this one.
-            StoreError: storage failed.
-        """
-        return default
 
     def step(
         self,
@@ -110,35 +86,16 @@ class Session:
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        """Save ``state`` now and return as soon as it is copied.
+        """Save ``state`` now and return as soon as it is copied; the arguments and errors are those of `step`.
 
         Later changes of ``state`` do not change the checkpoint. A failure of
         storage does not stop the training: it is logged and counted in
         `failed_saves`, and the next save runs when it is due.
 
-        Args:
-            global_step: Optimizer steps that are complete, as in `step`.
-            state: What the next step needs, or a function that returns it.
-            metrics: Numbers that describe this state, such as its loss.
-            epoch: Passes over the data that are complete.
-            data_position: Where in the data the next step continues, in names of your own.
-
         Returns:
             The save, whose `Save.wait` blocks until it ended; None outside of Tiphys.
-
-        Raises:
-            UsageError: ``state`` holds a value that cannot be saved exactly, or
-                ``global_step`` is no whole number from 0 to 10**15 - 1, is lower than that of an
-                earlier save, or was given before with another state.
-            FencedError: as in `step`.
         """
         return None
-
-    def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Report progress without saving, for a step after which there is nothing to pass to `step`.
-
-        `step` reports its own; both may be called for the same step.
-        """
 
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
         """Wait at most ``timeout_seconds`` until no save is running; leaving the ``with`` block waits too.
@@ -150,32 +107,6 @@ class Session:
             FencedError: as in `step`.
         """
         return None
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Return a context manager for code that waits for other ranks, such as a barrier or ``backward`` under DDP.
-
-        The rest of the time between two calls of `step` is the rank's own work.
-        Tiphys compares the own time of all ranks, and reports a node whose rank
-        is repeatedly slower than the others (docs/nodes.md).
-        """
-        return contextlib.nullcontext()
-
-    def updating(self) -> AbstractContextManager[None]:
-        """Return a context manager for the code that changes the arrays of the state, such as a step of descent.
-
-        If nothing else changes them, a save copies them while the program computes the next step, and entering the
-        block waits for the rest of that copy. Without it `step` and `save` return only once all is copied. Programs in
-        PyTorch need none: the steps of their optimizers are such blocks.
-        """
-        return contextlib.nullcontext()
-
-    def agree_by(self, agreement: Any, *, restores: bool) -> None:
-        """Decide by ``agreement`` of all ranks, for an adapter that calls `step` at the same steps in each.
-
-        Args:
-            agreement: A `tiphys.checkpoint.adapters.ranks.RankAgreement`.
-            restores: Whether this rank calls `restore`; the others must not.
-        """
 
     @property
     def should_stop(self) -> bool:
@@ -204,6 +135,66 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Do nothing: this class opens nothing."""
+
+
+class Session(CheckpointSession):
+    """The checkpoints of one attempt.
+
+    This base class is used outside of Tiphys and neither restores nor saves;
+    `tiphys.checkpoint.tracked_session.TrackedSession` does both.
+    """
+
+    @overload
+    def restore(self) -> Any: ...
+    @overload
+    def restore(self, default: StateT) -> StateT: ...
+    def restore(self, default: Any = None) -> Any:
+        """Return the state of the newest valid checkpoint, or ``default`` if there is none.
+
+        Every byte is verified against the manifest. A checkpoint that does not
+        match is quarantined, and the previous one is restored instead.
+        Classes of objects in a state are found in ``default``, or in the modules
+        that are imported.
+
+        Raises:
+            UsageError: ``default`` holds a value that cannot be saved, or the
+                program's classes differ from those of the checkpoint.
+            FencedError: another attempt replaced this one.
+            StoreError: storage failed.
+        """
+        return default
+
+    def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Report progress without saving, for a step after which there is nothing to pass to `step`.
+
+        `step` reports its own; both may be called for the same step.
+        """
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context manager for code that waits for other ranks, such as a barrier or ``backward`` under DDP.
+
+        The rest of the time between two calls of `step` is the rank's own work.
+        Tiphys compares the own time of all ranks, and reports a node whose rank
+        is repeatedly slower than the others (docs/nodes.md).
+        """
+        return contextlib.nullcontext()
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Return a context manager for the code that changes the arrays of the state, such as a step of descent.
+
+        If nothing else changes them, a save copies them while the program computes the next step, and entering the
+        block waits for the rest of that copy. Without it `step` and `save` return only once all is copied. Programs in
+        PyTorch need none: the steps of their optimizers are such blocks.
+        """
+        return contextlib.nullcontext()
+
+    def agree_by(self, agreement: Any, *, restores: bool) -> None:
+        """Decide by ``agreement`` of all ranks, for an adapter that calls `step` at the same steps in each.
+
+        Args:
+            agreement: A `tiphys.checkpoint.adapters.ranks.RankAgreement`.
+            restores: Whether this rank calls `restore`; the others must not.
+        """
 
 
 class _RefusedSession(Session):

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
+from tiphys.checkpoint.attempt_session import AttemptSession
 from tiphys.checkpoint.lifecycle.crash_report import is_attempt_end, record_crash, record_hang
 from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog, HangReport, HangWatchdog, NoHangWatchdog
 from tiphys.checkpoint.lifecycle.incarnation import record_incarnation
@@ -22,36 +23,28 @@ from tiphys.checkpoint.lifecycle.preemption import (
     PreemptionReport,
     PreemptionSaveChoice,
     PreemptionSaveInputs,
-    StopSignal,
 )
 from tiphys.checkpoint.lifecycle.session_process import SessionProcess, exit_on
-from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
+from tiphys.checkpoint.ranks.barrier import SINGLE_RANK, RankBarrier, RankInfo
 from tiphys.checkpoint.ranks.coordination import DistributedCoordinator, SaveRequestListener, SingleProcessCoordinator
 from tiphys.checkpoint.ranks.step_time import open_step_timer
-from tiphys.checkpoint.restore.candidates import RestoreCandidates
 from tiphys.checkpoint.restore.loader import CheckpointLoader
-from tiphys.checkpoint.restore.shard_reader import LoadStoppedError, NodeCache
-from tiphys.checkpoint.save.commit import AttemptFence, UploadCancelledError
-from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
-from tiphys.checkpoint.save.interval import open_interval_controller
+from tiphys.checkpoint.restore.shard_reader import LoadStoppedError
+from tiphys.checkpoint.save.commit import UploadCancelledError
 from tiphys.checkpoint.save.passed_states import PassedStates, check_step_number
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.save.saver import Saver
 from tiphys.checkpoint.session import Session
-from tiphys.checkpoint.settings import CheckpointSettings, is_save_due
+from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.checkpoint.state.near_copy import NearMemory
 from tiphys.checkpoint.state.serialization import flatten_state
 from tiphys.checkpoint.state.shards import FRAMEWORK, ShardPlan
-from tiphys.checkpoint.telemetry.events import EventLog, log_message
-from tiphys.checkpoint.telemetry.metrics import NoMetrics
-from tiphys.checkpoint.telemetry.progress import ProgressReporter
-from tiphys.checkpoint.telemetry.provenance import gather_provenance, package_versions
+from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.checkpoint.telemetry.provenance import package_versions
 from tiphys.errors import FencedError, IntegrityError
 from tiphys.launch.session_registry import PREEMPTED, register_session
-from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.protocol.environment import EX_HANG, EX_TEMPFAIL
-from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
-from tiphys.store import Store
+from tiphys.records import CheckpointManifest, CheckpointRef
 
 _POLL_SECONDS = 0.02
 _REPORT_SECONDS = 10.0
@@ -74,101 +67,61 @@ def _excluded_from_step_time(
     return call
 
 
-class TrackedSession(Session):
+class TrackedSession(AttemptSession, Session):
     """The session of one attempt, in one of its processes.
 
     Args:
         settings: Identity of the attempt, and when and how it saves.
-        run_store: Store of the run: attempts and events.
-        store: Store of the checkpoints.
-        clock: Monotonic clock, in seconds.
-        environ: Environment of the program.
-        total_steps: Steps of the whole training; None if unknown.
-        metrics: Metrics of the training loop; None for none.
         rank_info: Position of this process among the ranks; None for a single process.
         sharded: Whether each rank saves a state of its own.
         opens_itself: As for `SessionProcess`.
         near: Memory of the pod that outlives the program; None for none.
         upload_threads: Shards that are uploaded or read at once.
+        others: As for `AttemptSession`.
     """
 
     def __init__(
         self,
         settings: CheckpointSettings,
         *,
-        run_store: Store,
-        store: Store,
-        clock: Callable[[], float],
-        environ: Mapping[str, str],
-        total_steps: int | None = None,
-        metrics: NoMetrics | None = None,
         rank_info: RankInfo | None = None,
         sharded: bool = False,
         opens_itself: bool = False,
         near: NearMemory | None = None,
         upload_threads: int = 4,
+        **others: Any,
     ) -> None:
-        self._settings = settings
-        self._run_store = run_store
-        self._store = store
-        self._clock = clock
-        self._environ = environ
-        self._metrics = metrics or NoMetrics()
-        self._event_log = EventLog(run_store, settings.run, settings.step, settings.attempt)
-        self.total_steps = total_steps
-        self._interval = open_interval_controller(settings, run_store, clock)
-        self._candidates = RestoreCandidates(settings, run_store, store)
-        self._stop = StopSignal(clock, settings.grace_seconds)
+        rank_info = rank_info or SINGLE_RANK
+        super().__init__(settings, framework=FRAMEWORK, is_first=rank_info.rank == 0, **others)
         self._seconds_left, self._seconds_since_stop = self._stop.seconds_left, self._stop.seconds_since_request
-        self._fence = AttemptFence.of(settings, run_store, environ)
-        barrier = self._make_barrier(rank_info, sharded=sharded) if rank_info and rank_info.world_size > 1 else None
-        self._barrier = barrier
+        barrier = self._make_barrier(rank_info, sharded=sharded) if rank_info.world_size > 1 else None
+        self._committer.barrier = self._barrier = barrier
         self._coordinator: SingleProcessCoordinator = (
-            DistributedCoordinator(barrier, SaveRequestListener(barrier, clock))
+            DistributedCoordinator(barrier, SaveRequestListener(barrier, self._clock))
             if barrier
             else SingleProcessCoordinator()
         )
-        self._committer = CheckpointCommitter(
-            settings,
-            run_store=run_store,
-            store=store,
-            event_log=self._event_log,
-            metrics=self._metrics,
-            interval=self._interval,
-            candidates=self._candidates,
-            fence=self._fence,
-            stop_signal=self._stop,
-            barrier=barrier,
-        )
-        progress_store = run_store if self._coordinator.reports_events else None
-        self._progress = ProgressReporter(
-            progress_store, settings.lineage, settings.attempt, environ, self._committer, clock
-        )
-        cache = NodeCache.open(settings.cache)
         self._saver = Saver(
             self._committer,
             asynchronous=settings.asynchronous,
             copies=2 if settings.busy_rule == "queue" else 1,
             threads=upload_threads,
             near=near,
-            cache=cache if settings.fills_cache else None,
+            cache=self._cache if settings.fills_cache else None,
             on_wait=self._metrics.record_stall,
         )
         self._states = PassedStates(lambda: self._coordinator.has_state, self._saver)
         self._loader = CheckpointLoader(
-            store, near=near, cache=cache, should_stop=lambda: self.should_stop, threads=upload_threads
+            self._store, near=near, cache=self._cache, should_stop=lambda: self.should_stop, threads=upload_threads
         )
         self._watchdog = self._make_watchdog()
-        rank_info = self._coordinator.rank_info
-        self._step_timer = open_step_timer(run_store, settings.lineage, settings.attempt, rank_info, environ, clock)
+        self._step_timer = open_step_timer(
+            self._run_store, settings.lineage, settings.attempt, rank_info, self._environ, self._clock
+        )
         self._crash_log, self._memory_reserve = CrashLog(), MemoryReserve()
         self._process = SessionProcess(self, self._stop, opens_itself=opens_itself)
-        self._restoring: CheckpointRef | None = None
         self._is_exiting = False
         self._newest_save: Save | None = None
-        self._completed_step: int | None = None
-        self._skipped_saves = self._last_step = 0
-        self._saved_at = clock()
         package_versions()  # cached now, so that the first save does not wait for it
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -183,51 +136,26 @@ class TrackedSession(Session):
         if self._barrier:
             self._barrier.voters = [rank for rank, votes in enumerate(agreement.gather_all(restores)) if votes]
 
-    @property
-    def should_stop(self) -> bool:
-        return self._stop.is_requested
-
-    @property
-    def last_committed(self) -> CheckpointRef | None:
-        return self._committer.newest_committed
-
-    @property
-    def failed_saves(self) -> int:
-        return self._committer.failed_saves
-
-    @property
-    def skipped_saves(self) -> int:
-        return self._skipped_saves
-
     @_excluded_from_step_time
     def restore(self, default: Any = None) -> Any:
         sample = flatten_state(default)  # refuses a state that cannot be saved now, not at the first save
         self._states.known, self._states.is_restored = sample.classes, True
         self._fence.check()
-        skipped: list[SkippedCheckpoint] = []
-        for ref in self._candidates.iter_newest_first():
-            before, self._restoring = self._clock(), ref
-            try:
-                manifest = self._loader.read_manifest(ref)
-                state = self._loader.load(manifest, default, self._coordinator.rank_info)
-                if not self._coordinator.vote_valid(ref):
-                    raise IntegrityError("another rank found it corrupt")
-            except IntegrityError as error:
-                self._metrics.record_verify_failure()
-                quarantine_checkpoint(self._store, ref, str(error), by="restore")
-                skipped.append(SkippedCheckpoint(checkpoint=ref, reason=str(error)))
-                continue
-            except LoadStoppedError:
-                self._exit_preempted()
-            self._restoring = None
-            self._metrics.record_restore(self._clock() - before, manifest.size_bytes, ref.global_step)
-            self._continue_from(manifest, skipped)
-            self._saver.preallocate(self._states.plan(state))
-            return state
-        self._restoring = None
-        self._report_skipped(skipped, "starting from the beginning")
-        self._saver.preallocate(self._states.plan(default))
-        return default
+
+        def load(ref: CheckpointRef) -> tuple[CheckpointManifest, Any]:
+            manifest = self._loader.read_manifest(ref)
+            state = self._loader.load(manifest, default, self._coordinator.rank_info)
+            if not self._coordinator.vote_valid(ref):
+                raise IntegrityError("another rank found it corrupt")
+            self._saver.assume_bandwidth(manifest)
+            return manifest, state
+
+        try:
+            state = self._restore_newest(self._candidates.iter_newest_first(), load, default)
+        except LoadStoppedError:
+            self._exit_preempted()
+        self._saver.preallocate(self._states.plan(state))
+        return state
 
     @_excluded_from_step_time
     def step(
@@ -283,7 +211,7 @@ class TrackedSession(Session):
             return self
         self._coordinator.open()
         self._stop.install()
-        if self._coordinator.reports_events:
+        if self._is_first:
             record_incarnation(self._run_store, self._settings, self._environ, self._event_log)
         self._crash_log.open()
         self._memory_reserve.allocate()
@@ -305,7 +233,8 @@ class TrackedSession(Session):
             loaded = self._restoring or self._committer.restored
             record_crash(self._run_store, self._settings, error, self._completed_step, loaded)
         elif error and not self._is_exiting:
-            log_message(f"the program ended after SIGTERM without a step() that could have saved; {self._newest}")
+            have = self._committer.newest
+            log_message(f"the program ended after SIGTERM without a step() that could have saved; {have}")
         try:
             if not self._is_exiting and not isinstance(error, FencedError):
                 self._flush_before_exit(guard)
@@ -359,19 +288,6 @@ class TrackedSession(Session):
         if self._saver.is_abandoned or self._seconds_left() == 0:
             raise UploadCancelledError("the grace period leaves no time to wait for the other ranks")
 
-    def _continue_from(self, manifest: CheckpointManifest, skipped: list[SkippedCheckpoint]) -> None:
-        ref = manifest.ref
-        self._committer.record_restore(manifest)
-        self._saver.assume_bandwidth(manifest)
-        self._last_step = ref.global_step
-        self._saved_at = self._clock()
-        self._report_skipped(skipped, f"using {ref.display_name}")
-        self._event_log.record([self._event_log.restored_event(ref)], store=self._coordinator.reports_events)
-
-    def _report_skipped(self, skipped: list[SkippedCheckpoint], fallback: str) -> None:
-        events = [self._event_log.skipped_event(skip, fallback) for skip in skipped]
-        self._event_log.record(events, store=self._coordinator.reports_events)
-
     def _record_step(self, global_step: Any, state: Any, position: Mapping[str, Any] | None) -> int:
         """Record a completed step, and return its number, once it and ``state`` are checked."""
         self._saver.begin_step()
@@ -386,10 +302,9 @@ class TrackedSession(Session):
         return self._coordinator.should_stop_at(global_step, self._stop, self._seconds_left())
 
     def _is_save_due(self, global_step: int) -> bool:
-        interval, waited = self._interval.current, self._clock() - self._saved_at
-        due = is_save_due(interval, seconds_since_save=waited, last_step=self._last_step, global_step=global_step)
+        due = self._is_interval_over(global_step)
         due = due or (self._saver.overlap.owes_save and not (self._barrier and self._barrier.sharded))
-        if not self._coordinator.should_save_at(global_step, due, interval.unit):
+        if not self._coordinator.should_save_at(global_step, due, self._interval.current.unit):
             return False
         if not self._coordinator.has_state:
             self._committer.record_save_of_others()
@@ -407,17 +322,6 @@ class TrackedSession(Session):
                 return False
             self._saver.wait_until_free(_POLL_SECONDS)
         return True
-
-    def _draft(
-        self,
-        global_step: int,
-        metrics: Mapping[str, float] | None,
-        epoch: int | None,
-        data_position: Mapping[str, int | float | str] | None,
-    ) -> CheckpointManifest:
-        """Return the manifest of a save of this step, without its shards and times."""
-        provenance = gather_provenance(self._environ, epoch=epoch, data_position=data_position)
-        return self._committer.draft_manifest(global_step, FRAMEWORK, provenance, metrics)
 
     def _save(self, draft: CheckpointManifest, plans: list[ShardPlan], reason: str, *, copy: bool = True) -> Save:
         newest = self._newest_save
@@ -437,7 +341,7 @@ class TrackedSession(Session):
         self._metrics.record_stall(self._saved_at - before)
         return self._newest_save
 
-    def _save_before_kill(self, draft: CheckpointManifest, state: Any) -> None:
+    def _save_before_kill(self, draft: CheckpointManifest, state: Any) -> NoReturn:
         """Commit what the grace period allows, report it, and end the program."""
         noticed_seconds = self._seconds_since_stop()
         newest_before, failures_before = self._committer.newest_committed, self._committer.failed_saves
@@ -478,23 +382,18 @@ class TrackedSession(Session):
         spare_seconds = min(self._seconds_left() or 0.0, _REPORT_SECONDS)
         self._event_log.record(
             [event],
-            store=storage_answers and self._coordinator.reports_events,
+            store=storage_answers and self._is_first,
             timeout_seconds=max(self._stop.exit_margin_seconds / 2, spare_seconds),
         )
         self._saver.raise_error()
         self._exit_preempted()
 
-    @property
-    def _newest(self) -> str:
-        base = self._committer.base_checkpoint
-        return f"the newest checkpoint is {base.display_name}" if base else "no checkpoint exists yet"
-
-    def _exit_preempted(self) -> None:
+    def _exit_preempted(self) -> NoReturn:
         self._is_exiting = True
         if error := self._stop.held_back:
             log_message(f"the program's own handler of SIGTERM raised {error!r}, which was held back for the save")
         grace = f" (grace period {self._settings.grace_seconds:g} s)" if self._settings.grace_seconds else ""
         stopped = f"stopped by SIGTERM {self._seconds_since_stop():.1f} s ago{grace}"
-        log_message(f"{stopped}; {self._newest}; exit code {EX_TEMPFAIL} requests another attempt")
+        log_message(f"{stopped}; {self._committer.newest}; exit code {EX_TEMPFAIL} requests another attempt")
         register_session(self._environ, PREEMPTED)
         raise SystemExit(EX_TEMPFAIL)

@@ -5,26 +5,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tiphys.checkpoint.attempt_session import AttemptSession
 from tiphys.checkpoint.exec.files import FRAMEWORK, CheckpointIndex
 from tiphys.checkpoint.exec.restore import restore_files
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
-from tiphys.checkpoint.restore.candidates import RestoreCandidates
-from tiphys.checkpoint.restore.shard_reader import NodeCache, load_manifest
+from tiphys.checkpoint.restore.shard_reader import load_manifest
 from tiphys.checkpoint.save.commit import AttemptFence, ShardSource, ShardUploader, complete_manifest
-from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
 from tiphys.checkpoint.save.interval import SaveIntervalController
 from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.checkpoint.telemetry.events import EventLog
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
-from tiphys.checkpoint.telemetry.progress import ProgressReporter
-from tiphys.checkpoint.telemetry.provenance import gather_provenance
-from tiphys.errors import IntegrityError
-from tiphys.lineage.quarantine import quarantine_checkpoint
-from tiphys.records import CheckpointManifest, CheckpointRef, Event, SkippedCheckpoint
+from tiphys.records import CheckpointManifest, CheckpointRef
 from tiphys.store import Store
 
 
-class FileCheckpointStore:
+class FileCheckpointStore(AttemptSession):
     """Restores and commits the checkpoints of one attempt, whose program writes files.
 
     Args:
@@ -48,29 +43,28 @@ class FileCheckpointStore:
         stop_signal: StopSignal,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings = settings
-        self._environ = environ
-        self._store = store
-        self._metrics = metrics
-        self._cache = NodeCache.open(settings.cache)
-        self._candidates = RestoreCandidates(settings, run_store, store)
-        self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
-        self.event_log = EventLog(run_store, settings.run, settings.step, settings.attempt)
-        self._committer = CheckpointCommitter(
+        super().__init__(
             settings,
             run_store=run_store,
             store=store,
-            event_log=self.event_log,
+            framework=FRAMEWORK,
+            environ=environ,
+            clock=clock,
             metrics=metrics,
             # The program decides when it writes a checkpoint, so there is no interval to adjust.
             interval=SaveIntervalController(replace(settings.save_every, auto=None)),
-            candidates=self._candidates,
-            fence=self._fence,
+            fence=AttemptFence(run_store, settings.run, settings.step, settings.attempt),
             stop_signal=stop_signal,
         )
-        self._progress = ProgressReporter(
-            run_store, settings.lineage, settings.attempt, environ, self._committer, clock
-        )
+
+    @property
+    def event_log(self) -> EventLog:
+        return self._event_log
+
+    @property
+    def newest(self) -> str:
+        """The newest checkpoint as the end of a sentence."""
+        return self._committer.newest
 
     @property
     def base_checkpoint(self) -> CheckpointRef | None:
@@ -101,22 +95,12 @@ class FileCheckpointStore:
             StoreError: storage did not answer, or the folder cannot be written.
         """
         self._fence.check()
-        events: list[Event] = []
-        index = None
-        for ref in self._candidates.iter_newest_first():
-            started = time.monotonic()
-            try:
-                manifest = load_manifest(self._store, ref, FRAMEWORK, "and tiphys-exec")
-                index = restore_files(self._store, manifest, root, before_shard, obsolete_names, self._cache)
-            except IntegrityError as error:
-                events.append(self._skip_damaged(ref, error))
-                continue
-            self._committer.record_restore(manifest)
-            self._metrics.record_restore(time.monotonic() - started, manifest.size_bytes, ref.global_step)
-            events.append(self.event_log.restored_event(ref))
-            break
-        self.event_log.record(events)
-        return index
+
+        def load(ref: CheckpointRef) -> tuple[CheckpointManifest, CheckpointIndex]:
+            manifest = load_manifest(self._store, ref, FRAMEWORK, "and tiphys-exec")
+            return manifest, restore_files(self._store, manifest, root, before_shard, obsolete_names, self._cache)
+
+        return self._restore_newest(self._candidates.iter_newest_first(), load, None)
 
     def commit(
         self, global_step: int, shards: Sequence[ShardSource], reason: str, check_unchanged: Callable[[], None]
@@ -135,8 +119,7 @@ class FileCheckpointStore:
             IntegrityError: a shard's key exists with other content.
             StoreError: storage failed; another try may help.
         """
-        provenance = gather_provenance(self._environ, claim=self._committer.read_claim())
-        draft = self._committer.draft_manifest(global_step, FRAMEWORK, provenance, reason=reason)
+        draft = self._draft(global_step, reason=reason)
         before = time.perf_counter()
         stored = ShardUploader(cache=self._cache).store(self._store, draft, shards)
         check_unchanged()
@@ -157,10 +140,3 @@ class FileCheckpointStore:
     def close(self) -> None:
         """Wait a moment for the report that is being stored."""
         self._progress.close()
-
-    def _skip_damaged(self, ref: CheckpointRef, error: IntegrityError) -> Event:
-        quarantine_checkpoint(self._store, ref, str(error), by="restore")
-        self._metrics.record_verify_failure()
-        return self.event_log.skipped_event(
-            SkippedCheckpoint(checkpoint=ref, reason=str(error)), "the previous checkpoint is tried next"
-        )

@@ -211,7 +211,7 @@ class ProgramRunner:
         """Record what was committed within the grace period; return the exit code that requests another attempt."""
         base, seconds_left = self._checkpoints.base_checkpoint, self._seconds_left()
         spent = self._grace_seconds - _EXIT_MARGIN_SECONDS - seconds_left
-        have = f"the newest checkpoint is {base.display_name}" if base else "no checkpoint exists yet"
+        have = self._checkpoints.newest
         message = f"stopped by SIGTERM {spent:.1f} s ago (grace period {self._grace_seconds:g} s), {how}; {have}"
         event = self._checkpoints.event_log.make_event(
             "checkpoint.preempted",

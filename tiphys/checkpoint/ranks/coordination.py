@@ -158,8 +158,6 @@ class SingleProcessCoordinator:
     """Whether this process has a state to save."""
     can_skip = True
     """Whether this process may postpone a save to another step."""
-    reports_events = True
-    """Whether this process stores events of the run."""
 
     def agree_by(self, agreement: Agreement) -> "SingleProcessCoordinator":
         """Return a coordinator that decides by ``agreement``.
@@ -211,7 +209,6 @@ class DistributedCoordinator(SingleProcessCoordinator):
         self._save_requests = save_requests
         self.rank_info = barrier.rank_info
         self.has_state = barrier.sharded or barrier.is_first
-        self.reports_events = barrier.is_first
 
     def agree_by(self, agreement: Agreement) -> SingleProcessCoordinator:
         self.close()
@@ -269,7 +266,7 @@ class _AgreementCoordinator(SingleProcessCoordinator):
         self._barrier = barrier
         self._agreement = agreement
         self.rank_info = barrier.rank_info
-        self.has_state = self.reports_events = barrier.is_first
+        self.has_state = barrier.is_first
 
     def vote_valid(self, ref: CheckpointRef) -> bool:
         return self._barrier.vote_valid(ref)

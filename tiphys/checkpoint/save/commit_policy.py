@@ -61,7 +61,6 @@ class CheckpointCommitter(CommitSink):
         fence: Checked before each commit and each deletion.
         stop_signal: After SIGTERM a commit triggers neither retention nor an interval
             change, and a failure is not stored as an event.
-        barrier: Coordinates the ranks of a distributed training; None if this process saves alone.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class CheckpointCommitter(CommitSink):
         candidates: RestoreCandidates,
         fence: AttemptFence,
         stop_signal: StopSignal,
-        barrier: RankBarrier | None = None,
     ) -> None:
         self._settings = settings
         self._run_store = run_store
@@ -87,7 +85,9 @@ class CheckpointCommitter(CommitSink):
         self._candidates = candidates
         self._fence = fence
         self._stop_signal = stop_signal
-        self._barrier = barrier
+        self.barrier: RankBarrier | None = None
+        """Coordinates the ranks of a distributed training, set before the first save; None: this process saves alone.
+        """
         self._retention = Retention(store, settings.lineage, settings.keep, recheck=fence.check)
         self._claim: AttemptClaim | None = None
         self._progress_recorded = False
@@ -105,6 +105,12 @@ class CheckpointCommitter(CommitSink):
     def base_checkpoint(self) -> CheckpointRef | None:
         """The newest checkpoint with the progress of this attempt: its last commit, else the restored one."""
         return self.newest_committed or self.restored
+
+    @property
+    def newest(self) -> str:
+        """The newest checkpoint as the end of a sentence."""
+        base = self.base_checkpoint
+        return f"the newest checkpoint is {base.display_name}" if base else "no checkpoint exists yet"
 
     def explain_missing_commit(self, global_step: int) -> str:
         """Why this attempt has committed no checkpoint yet, or none since saves began to fail; else empty."""
@@ -168,13 +174,6 @@ class CheckpointCommitter(CommitSink):
             began=self._start_times,
         )
 
-    def read_claim(self) -> AttemptClaim | None:
-        """Return the claim of this attempt, read once; it holds facts that the environment does not."""
-        if self._claim is None:
-            key = RunLayout(self._settings.run).attempt(self._settings.step, self._settings.attempt)
-            self._claim = find_record(self._run_store, key, AttemptClaim)
-        return self._claim
-
     def commit(
         self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
     ) -> CheckpointManifest:
@@ -190,11 +189,12 @@ class CheckpointCommitter(CommitSink):
     def _commit(
         self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
     ) -> CheckpointManifest:
-        if self._barrier is None:
+        if self.barrier is None:
             return commit_checkpoint(self._store, draft, shards, self._fence.check, uploader)
-        return self._commit_with_ranks(self._barrier, draft, shards, uploader)
+        return self._commit_with_ranks(self.barrier, draft, shards, uploader)
 
     def publish(self, manifest: CheckpointManifest) -> CheckpointManifest:
+        manifest = manifest.model_copy(update={"facts": self._provenance(manifest)})
         return publish_manifest(self._store, manifest, self._fence.check)
 
     def record_save_of_others(self) -> None:
@@ -212,7 +212,7 @@ class CheckpointCommitter(CommitSink):
             note_save(os.environ, COMMITTED)
         self._metrics.record_upload(manifest.upload_seconds, manifest.size_bytes)
         self._metrics.record_save(manifest.global_step)
-        if self._barrier and not self._barrier.is_first:
+        if self.barrier and not self.barrier.is_first:
             return
         self._record_progress()
         if not self._stop_signal.is_requested:
@@ -238,10 +238,10 @@ class CheckpointCommitter(CommitSink):
 
     def abandon_save(self, global_step: int, reason: str) -> None:
         """Tell the other ranks that this rank stores no shards of ``global_step``, so that they stop waiting."""
-        if self._barrier is None:
+        if self.barrier is None:
             return
         try:
-            self._barrier.abandon_save(global_step, reason)
+            self.barrier.abandon_save(global_step, reason)
         except TiphysError as error:
             log_message(
                 f"the other ranks wait for step {global_step} until their timeout, because storage did not accept the "
@@ -262,8 +262,10 @@ class CheckpointCommitter(CommitSink):
 
     def _provenance(self, draft: CheckpointManifest) -> Provenance:
         """Return the provenance of ``draft``, completed with the data and parameters from the attempt's claim."""
-        claim = self.read_claim()
-        if claim is None:
+        if self._claim is None:
+            key = RunLayout(self._settings.run).attempt(self._settings.step, self._settings.attempt)
+            self._claim = find_record(self._run_store, key, AttemptClaim)
+        if (claim := self._claim) is None:
             return draft.facts
         known = {"dataset": claim.dataset, "data": claim.data, "parameters": claim.parameters}
         return draft.facts.model_copy(update=known)

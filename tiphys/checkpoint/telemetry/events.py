@@ -38,6 +38,8 @@ class EventLog:
         self._run = run
         self._step = step
         self._attempt = attempt
+        self.stores = True
+        """Whether events are stored; otherwise they are only logged."""
 
     def make_event(self, name: str, message: str, **data: Any) -> Event:
         """Return an event of this attempt, for `record`."""
@@ -64,7 +66,7 @@ class EventLog:
         """
         for event in events:
             log_message(event.message)
-        if not store or not events:
+        if not (store and self.stores) or not events:
             return
         if timeout_seconds is None:
             self._store_events(events)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
-from tiphys.records import AttemptClaim, Provenance
+from tiphys.records import Provenance
 
 PACKAGES = {
     "accelerate": "accelerate",
@@ -49,7 +49,6 @@ def gather_provenance(
     epoch: int | None = None,
     data_position: Mapping[str, Any] | None = None,
     world_size: int | None = None,
-    claim: AttemptClaim | None = None,
 ) -> Provenance:
     """Return the provenance of a save; takes microseconds after the first call.
 
@@ -58,7 +57,6 @@ def gather_provenance(
         epoch: Passes over the data that are complete.
         data_position: Where in the data the next step continues.
         world_size: Processes that train together; None for the launcher's ``WORLD_SIZE``.
-        claim: Claim of the attempt, with its parameters and data; None leaves both empty.
 
     Raises:
         UsageError: ``epoch`` or ``data_position`` contains other values than numbers and text.
@@ -69,9 +67,6 @@ def gather_provenance(
         world_size=world_size if world_size is not None else _launcher_world_size(environ),
         git_commit=next((environ[name] for name in _COMMIT_VARIABLES if environ.get(name)), ""),
         image=environ.get(environment.IMAGE, ""),
-        dataset=claim.dataset if claim else "",
-        data=claim.data if claim else (),
-        parameters=claim.parameters if claim else "",
         versions=package_versions(),
     )
 

@@ -20,7 +20,7 @@ from support.builders.lineage import LINEAGE, ref
 from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import Clock, open_session, state_at
 
-from tiphys.checkpoint.ranks.coordination import SingleProcessCoordinator
+from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import SaveInterval
 from tiphys.checkpoint.telemetry.progress import ProgressReporter, SavedStep
@@ -172,10 +172,9 @@ def test_a_resumed_session_reports_the_checkpoint_that_it_restored():
     assert read_training_progress(store, LINEAGE, 1) is None
 
 
-def test_only_the_first_rank_reports(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(SingleProcessCoordinator, "reports_events", False)
+def test_only_the_first_rank_reports():
     store, clock = MemoryStore(), Clock()
-    with open_session(store, clock=clock, every=NEVER) as session:
+    with open_session(store, clock=clock, every=NEVER, rank_info=RankInfo(rank=1, world_size=2)) as session:
         clock.advance(60.0)
         session.report(6)
     assert not [key for key in store.objects if key.startswith(LineageLayout(LINEAGE).training_progress)]

@@ -7,11 +7,15 @@ import types
 
 import numpy as np
 import pytest
-from support.builders.lineage import claim_of
+from support.builders.lineage import RUN, STEP, claim_of, ref
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session
 
 from tiphys.checkpoint.telemetry import provenance
 from tiphys.errors import UsageError
+from tiphys.lineage.validity import read_manifest
 from tiphys.records import Provenance
+from tiphys.store import RunLayout
 
 
 def test_provenance_outside_of_a_compiled_step_has_the_versions_only():
@@ -32,8 +36,12 @@ def test_a_commit_that_the_builder_left_in_the_image_is_found_and_what_compile_s
 
 
 def test_parameters_and_data_are_those_of_the_claim():
+    store = MemoryStore()
     claim = claim_of(1).model_copy(update={"parameters": "p" * 64, "dataset": "d" * 64})
-    found = provenance.gather_provenance({}, claim=claim)
+    store.create(RunLayout(RUN).attempt(STEP, 1), claim.to_bytes())
+    with open_session(store, admit=False) as session:
+        session.save(1, {"x": 1})
+    found = read_manifest(store, ref(1, 1)).facts
     assert (found.parameters, found.dataset) == ("p" * 64, "d" * 64)
 
 
