@@ -9,13 +9,13 @@ import pytest
 from support.fakes.mlflow import FakeMlflow
 
 from tiphys.errors import ConflictError, NotFoundError, TiphysError
-from tiphys.tracking.server import MlflowApi, connect
+from tiphys.tracking.server import MlflowServer, connect
 
 SOURCE = "s3://ml-runs/tiphys/data/runs/digits-1/outputs/fit/000000001/artifacts/model"
 
 
 @pytest.fixture(params=["fake", "real"])
-def server(request: pytest.FixtureRequest) -> MlflowApi:
+def server(request: pytest.FixtureRequest) -> MlflowServer:
     if request.param == "fake":
         return FakeMlflow()
     return connect({"MLFLOW_TRACKING_URI": request.getfixturevalue("tracking_uri")})
@@ -26,12 +26,12 @@ def name() -> str:
     return f"name-{secrets.token_hex(6)}"
 
 
-def test_an_experiment_is_created_once(server: MlflowApi, name: str) -> None:
+def test_an_experiment_is_created_once(server: MlflowServer, name: str) -> None:
     assert server.experiment(name) == server.experiment(name)
     assert server.experiment(f"{name}-2") != server.experiment(name)
 
 
-def test_runs_are_found_by_a_tag_until_they_are_deleted(server: MlflowApi, name: str) -> None:
+def test_runs_are_found_by_a_tag_until_they_are_deleted(server: MlflowServer, name: str) -> None:
     experiment = server.experiment(name)
     first = server.create_run(experiment, "fit", {"tiphys.id": "a" * 32})
     second = server.create_run(experiment, "fit", {"tiphys.id": "a" * 32})
@@ -44,12 +44,12 @@ def test_runs_are_found_by_a_tag_until_they_are_deleted(server: MlflowApi, name:
     assert [run.id for run in server.find_runs(experiment, "tiphys.id", "a" * 32)] == [second]
 
 
-def test_a_run_that_is_nowhere_is_no_error_to_delete(server: MlflowApi) -> None:
+def test_a_run_that_is_nowhere_is_no_error_to_delete(server: MlflowServer) -> None:
     server.delete_run("f" * 32)
     assert not server.run_exists("f" * 32)
 
 
-def test_a_status_can_be_set_again_and_again(server: MlflowApi, name: str) -> None:
+def test_a_status_can_be_set_again_and_again(server: MlflowServer, name: str) -> None:
     experiment = server.experiment(name)
     run = server.create_run(experiment, "fit", {"tiphys.id": "a" * 32})
     for status in ("RUNNING", "FAILED", "RUNNING", "KILLED", "RUNNING", "FINISHED"):
@@ -59,7 +59,7 @@ def test_a_status_can_be_set_again_and_again(server: MlflowApi, name: str) -> No
         server.set_status("f" * 32, "RUNNING")
 
 
-def test_versions_are_found_by_a_tag_in_ascending_order(server: MlflowApi, name: str) -> None:
+def test_versions_are_found_by_a_tag_in_ascending_order(server: MlflowServer, name: str) -> None:
     server.ensure_model(name)
     server.ensure_model(name)
     assert server.find_versions(name, "tiphys.registration", "a" * 32) == []
@@ -72,12 +72,12 @@ def test_versions_are_found_by_a_tag_in_ascending_order(server: MlflowApi, name:
     assert server.find_versions(name, "tiphys.alias.champion", "wanted") == [numbers[2]]
 
 
-def test_a_source_without_a_path_of_a_machine_is_accepted(server: MlflowApi, name: str) -> None:
+def test_a_source_without_a_path_of_a_machine_is_accepted(server: MlflowServer, name: str) -> None:
     server.ensure_model(name)
     assert server.create_version(name, "tiphys://digits-1/fit/1/model", "", {}) == 1
 
 
-def test_an_alias_names_one_version_and_moves(server: MlflowApi, name: str) -> None:
+def test_an_alias_names_one_version_and_moves(server: MlflowServer, name: str) -> None:
     server.ensure_model(name)
     first, second = (server.create_version(name, SOURCE, "", {}) for _ in range(2))
     assert server.alias(name, "champion") is None

@@ -16,10 +16,10 @@ from tiphys.protocol.environment import EX_FENCED
 from tiphys.records import AttemptClaim
 from tiphys.records.tracking import MLFLOW_EXPERIMENT_ID, MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID, STOPPED
 from tiphys.store import RunLayout, Store, find_record, open_store, read_run
-from tiphys.tracking.server import MlflowApi, RunStatus, connect
+from tiphys.tracking.server import MlflowServer, RunStatus, connect
 from tiphys.tracking.step_run import StepRun, close_step_run, find_step_run, open_step_run
 
-Connect = Callable[[Mapping[str, str]], MlflowApi]
+Connect = Callable[[Mapping[str, str]], MlflowServer]
 
 
 def main(arguments: Sequence[str] | None = None, connect_server: Connect = connect) -> int:

@@ -18,7 +18,7 @@ from tiphys.protocol import environment
 from tiphys.records.tracking import ModelRegistration
 from tiphys.store import open_store
 from tiphys.tracking.registration import find_recorded_output, hash_files, register_model, request_registration
-from tiphys.tracking.server import MlflowApi, connect
+from tiphys.tracking.server import MlflowServer, connect
 
 MODEL_INPUT = "model"
 VERSION_OUTPUT = "version"
@@ -26,7 +26,7 @@ PENDING = "pending"
 """Value of the output ``version`` while MLflow has not answered."""
 
 
-def main(connect_server: Callable[[Mapping[str, str]], MlflowApi] = connect) -> int:
+def main(connect_server: Callable[[Mapping[str, str]], MlflowServer] = connect) -> int:
     """Register the model; return the exit code."""
     try:
         sys.stdout.write(f"{_register(os.environ, connect_server)}\n")
@@ -39,7 +39,7 @@ def main(connect_server: Callable[[Mapping[str, str]], MlflowApi] = connect) -> 
         return report_error(error, error.exit_code)
 
 
-def _register(environ: Mapping[str, str], connect_server: Callable[[Mapping[str, str]], MlflowApi]) -> str:
+def _register(environ: Mapping[str, str], connect_server: Callable[[Mapping[str, str]], MlflowServer]) -> str:
     try:
         run, step, url = (environ[name] for name in (environment.RUN, environment.STEP, environment.STORE))
         wanted = ModelRegistration.model_validate_json(environ[environment.REGISTRATION])

@@ -54,7 +54,7 @@ from tiphys.store import (
 from tiphys.store.layout import parse_reused
 from tiphys.store.outputs import list_confirmed_outputs
 from tiphys.tracking.records import Registration, registration_done_key, registration_key, tracking_run_key
-from tiphys.tracking.server import MlflowApi
+from tiphys.tracking.server import MlflowServer
 
 VERSION_TAG = "tiphys.registration"
 _ALIAS_TAG = "tiphys.alias."
@@ -70,27 +70,27 @@ class RecordedOutput(NamedTuple):
     end: AttemptEnd
     output: Output
 
+    def relative(self, key: str) -> str:
+        """The path in the output of its object ``key``."""
+        return key.removeprefix(f"{self.output.key}/" if self.output.directory else self.output.key)
+
     @property
     def digests(self) -> dict[str, str]:
-        prefix = self.output.key if not self.output.directory else f"{self.output.key}/"
-        return {entry.key.removeprefix(prefix): entry.sha256 for entry in self.output.objects}
+        return {self.relative(entry.key): entry.sha256 for entry in self.output.objects}
 
 
 def hash_files(path: Path) -> dict[str, str]:
     """`Digests` of the file or folder at ``path``."""
     if path.is_file():
-        return {"": _sha256(_read_chunks(path))}
+        return {"": _hash_file(path)}
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    return {file.relative_to(path).as_posix(): _sha256(_read_chunks(file)) for file in files}
+    return {file.relative_to(path).as_posix(): _hash_file(file) for file in files}
 
 
 def hash_stored(store: Store, recorded: RecordedOutput) -> dict[str, str]:
     """`Digests` of the bytes of an output in storage."""
-    prefix = recorded.output.key if not recorded.output.directory else f"{recorded.output.key}/"
-    return {
-        entry.key.removeprefix(prefix): _sha256(store.chunks(entry.key, _CHUNK_BYTES))
-        for entry in recorded.output.objects
-    }
+    keys = [entry.key for entry in recorded.output.objects]
+    return {recorded.relative(key): _sha256(store.chunks(key, _CHUNK_BYTES)) for key in keys}
 
 
 def find_recorded_output(store: Store, run: str, digests: Digests) -> RecordedOutput:
@@ -168,7 +168,7 @@ def _version_key(store: Store, model: str, recorded: RecordedOutput) -> str:
 
 
 def repeat_registration(
-    server: MlflowApi, store: Store, registration: Registration, pipeline: CompiledPipeline
+    server: MlflowServer, store: Store, registration: Registration, pipeline: CompiledPipeline
 ) -> ModelVersionRecord:
     """Register what a step has requested, after the stored bytes were verified. Raises as `register_model` does.
 
@@ -202,7 +202,7 @@ def repeat_registration(
 
 
 def register_model(
-    server: MlflowApi, store: Store, registration: str, request: RegistrationRequest, recorded: RecordedOutput
+    server: MlflowServer, store: Store, registration: str, request: RegistrationRequest, recorded: RecordedOutput
 ) -> ModelVersionRecord:
     """Make the version and set its alias; a repeated call finishes, or returns, the same version.
 
@@ -236,7 +236,7 @@ def register_model(
     return claim_record(store, done_key, record).record
 
 
-def _ensure_version(server: MlflowApi, request: RegistrationRequest, create: Callable[[], int]) -> int:
+def _ensure_version(server: MlflowServer, request: RegistrationRequest, create: Callable[[], int]) -> int:
     """The one version with the tag of the request."""
     versions = server.find_versions(request.model, VERSION_TAG, request.version_key)
     if not versions:
@@ -250,7 +250,7 @@ def _ensure_version(server: MlflowApi, request: RegistrationRequest, create: Cal
     return first
 
 
-def _promote(server: MlflowApi, model: str, alias: str) -> None:
+def _promote(server: MlflowServer, model: str, alias: str) -> None:
     """Move the alias to the newest version that wants it, unless it names a newer one.
 
     MLflow cannot set an alias conditionally. Each caller looks again after it has set the alias, so that the last of
@@ -265,7 +265,7 @@ def _promote(server: MlflowApi, model: str, alias: str) -> None:
         failpoint("register.after_set_alias")
 
 
-def _create_version(server: MlflowApi, store: Store, request: RegistrationRequest, recorded: RecordedOutput) -> int:
+def _create_version(server: MlflowServer, store: Store, request: RegistrationRequest, recorded: RecordedOutput) -> int:
     end = recorded.end
     record = find_record(store, tracking_run_key(end.run, end.step), TrackingRunRecord)
     tags = version_tags(store, recorded) | {VERSION_TAG: request.version_key, "tiphys.registered_by": request.run}
@@ -340,10 +340,9 @@ def _finished_ends(store: Store, run: str) -> Iterator[AttemptEnd]:
                 yield read_attempt_end(store, reused.source_run, reused.source_step, reused.source_attempt)
 
 
-def _read_chunks(path: Path) -> Iterator[bytes]:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sha256(chunks: Iterable[bytes]) -> str:

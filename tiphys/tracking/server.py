@@ -8,8 +8,8 @@ holding up a training.
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, NamedTuple
 
 from tiphys.errors import (
     ConflictError,
@@ -44,12 +44,16 @@ class MlflowRun(NamedTuple):
     status: str
 
 
-class MlflowApi(Protocol):
-    """What Tiphys asks of MLflow.
+class MlflowServer:
+    """What Tiphys asks of an MLflow server. Use `connect`.
 
     Every method raises `StoreError` if MLflow does not answer, `SettingsError` if it refuses these credentials, and
     `UsageError` if it refuses the request.
     """
+
+    def __init__(self, client: Any, uri: str) -> None:
+        self._client = client
+        self.uri = uri
 
     def experiment(self, name: str) -> str:
         """Id of the experiment ``name``, which is created if there is none.
@@ -57,56 +61,6 @@ class MlflowApi(Protocol):
         Raises:
             NotFoundError: it is deleted.
         """
-
-    def find_runs(self, experiment: str, tag: str, value: str) -> list[MlflowRun]:
-        """Runs of an experiment with this value of a tag, the oldest first, without deleted ones."""
-
-    def run_exists(self, run: str) -> bool:
-        """Whether there is a run of this id that is not deleted."""
-
-    def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
-        """Create a run in the status RUNNING; return its id."""
-
-    def delete_run(self, run: str) -> None:
-        """Move a run to MLflow's trash; no error if it is there or nowhere."""
-
-    def set_status(self, run: str, status: RunStatus) -> None:
-        """Set the status of a run; all but RUNNING also set its end time.
-
-        Raises:
-            NotFoundError: there is no such run.
-        """
-
-    def ensure_model(self, model: str) -> None:
-        """Create a registered model unless there is one of this name."""
-
-    def find_versions(self, model: str, tag: str, value: str) -> list[int]:
-        """Versions of a model with this value of a tag, in ascending order."""
-
-    def create_version(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> int:
-        """Create a version with its tags in one request; ``run`` is an MLflow run, or empty. Return its number."""
-
-    def delete_version(self, model: str, version: int) -> None:
-        """Delete a version; no error if there is none."""
-
-    def version_exists(self, model: str, version: int) -> bool: ...
-
-    def tag_version(self, model: str, version: int, tag: str, value: str) -> None: ...
-
-    def alias(self, model: str, alias: str) -> int | None:
-        """Version that an alias names; None for none."""
-
-    def set_alias(self, model: str, alias: str, version: int) -> None: ...
-
-
-class MlflowServer:
-    """`MlflowApi` at a tracking server. Use `connect`."""
-
-    def __init__(self, client: Any, uri: str) -> None:
-        self._client = client
-        self.uri = uri
-
-    def experiment(self, name: str) -> str:
         with self._translated():
             found = self._client.get_experiment_by_name(name)
             if found is None:
@@ -124,28 +78,31 @@ class MlflowServer:
             return str(found.experiment_id)
 
     def find_runs(self, experiment: str, tag: str, value: str) -> list[MlflowRun]:
+        """Runs of an experiment with this value of a tag, the oldest first, without deleted ones."""
         query = f"tags.`{tag}` = '{value}'"
         with self._translated():
             found = self._client.search_runs([experiment], query, order_by=["start_time ASC"], max_results=_MOST_RUNS)
         return [MlflowRun(run.info.run_id, run.info.status) for run in found]
 
     def run_exists(self, run: str) -> bool:
-        try:
-            with self._translated():
-                return bool(self._client.get_run(run).info.lifecycle_stage == "active")
-        except NotFoundError:
-            return False
+        """Whether there is a run of this id that is not deleted."""
+        with suppress(NotFoundError), self._translated():
+            return bool(self._client.get_run(run).info.lifecycle_stage == "active")
+        return False
 
     def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
+        """Create a run in the status RUNNING; return its id."""
         with self._translated():
             return str(self._client.create_run(experiment, tags=dict(tags), run_name=name).info.run_id)
 
     def delete_run(self, run: str) -> None:
+        """Move a run to MLflow's trash; no error if it is there or nowhere."""
         if self.run_exists(run):
             with self._translated():
                 self._client.delete_run(run)
 
     def set_status(self, run: str, status: RunStatus) -> None:
+        """Set the status of a run; all but RUNNING also set its end time. Raises `NotFoundError` if there is none."""
         with self._translated():
             if status == "RUNNING":
                 self._client.update_run(run, status=status)
@@ -153,19 +110,19 @@ class MlflowServer:
                 self._client.set_terminated(run, status=status)
 
     def ensure_model(self, model: str) -> None:
-        try:
-            with self._translated():
-                self._client.create_registered_model(model)
-        except ConflictError:
-            return
+        """Create a registered model unless there is one of this name."""
+        with suppress(ConflictError), self._translated():
+            self._client.create_registered_model(model)
 
     def find_versions(self, model: str, tag: str, value: str) -> list[int]:
+        """Versions of a model with this value of a tag, in ascending order."""
         query = f"name = '{model}' and tags.`{tag}` = '{value}'"
         with self._translated():
             found = self._client.search_model_versions(query, max_results=_MOST_VERSIONS)
         return sorted(int(version.version) for version in found)
 
     def create_version(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> int:
+        """Create a version with its tags in one request; ``run`` is an MLflow run, or empty. Return its number."""
         with self._translated():
             created = self._client.create_model_version(
                 model, source, run or None, tags=dict(tags), await_creation_for=None
@@ -173,29 +130,25 @@ class MlflowServer:
         return int(created.version)
 
     def delete_version(self, model: str, version: int) -> None:
-        try:
-            with self._translated():
-                self._client.delete_model_version(model, str(version))
-        except NotFoundError:
-            return
+        """Delete a version; no error if there is none."""
+        with suppress(NotFoundError), self._translated():
+            self._client.delete_model_version(model, str(version))
 
     def version_exists(self, model: str, version: int) -> bool:
-        try:
-            with self._translated():
-                self._client.get_model_version(model, str(version))
-        except NotFoundError:
-            return False
-        return True
+        with suppress(NotFoundError), self._translated():
+            self._client.get_model_version(model, str(version))
+            return True
+        return False
 
     def tag_version(self, model: str, version: int, tag: str, value: str) -> None:
         self._write_row(lambda: self._client.set_model_version_tag(model, str(version), tag, value))
 
     def alias(self, model: str, alias: str) -> int | None:
-        try:
-            with self._translated():
-                return int(self._client.get_model_version_by_alias(model, alias).version)
-        except (NotFoundError, UsageError):  # MLflow 3 says INVALID_PARAMETER_VALUE for an alias that is not set
-            return None
+        """Version that an alias names; None for none."""
+        # MLflow 3 says INVALID_PARAMETER_VALUE for an alias that is not set.
+        with suppress(NotFoundError, UsageError), self._translated():
+            return int(self._client.get_model_version_by_alias(model, alias).version)
+        return None
 
     def set_alias(self, model: str, alias: str, version: int) -> None:
         self._write_row(lambda: self._client.set_registered_model_alias(model, alias, str(version)))

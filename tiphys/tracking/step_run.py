@@ -15,7 +15,7 @@ from tiphys.records import RunRecord, TrackingRunRecord
 from tiphys.records.tracking import tracking_id
 from tiphys.store import Store, claim_record, find_record, read_run
 from tiphys.tracking.records import tracking_run_key
-from tiphys.tracking.server import PARENT_TAG, MlflowApi, MlflowRun, RunStatus
+from tiphys.tracking.server import PARENT_TAG, MlflowRun, MlflowServer, RunStatus
 
 ID_TAG = "tiphys.id"
 RUN_TAG = "tiphys.run"
@@ -40,7 +40,7 @@ def find_step_run(store: Store, run: str, step: str) -> StepRun | None:
     return StepRun(child.experiment_id, parent.mlflow_run_id, child.mlflow_run_id) if parent and child else None
 
 
-def open_step_run(server: MlflowApi, store: Store, run: str, step: str, experiment: str) -> StepRun:
+def open_step_run(server: MlflowServer, store: Store, run: str, step: str, experiment: str) -> StepRun:
     """Find or create the run of MLflow of a step and its parent, and set both to RUNNING.
 
     Args:
@@ -69,7 +69,7 @@ def open_step_run(server: MlflowApi, store: Store, run: str, step: str, experime
     return StepRun(experiment_id, parent.mlflow_run_id, child.mlflow_run_id)
 
 
-def close_step_run(server: MlflowApi, step_run: StepRun, status: RunStatus) -> None:
+def close_step_run(server: MlflowServer, step_run: StepRun, status: RunStatus) -> None:
     """Set the status of a step's run, and that of its parent, which has no process of its own, from its steps.
 
     Raises:
@@ -91,7 +91,7 @@ def parent_status(steps: Iterable[MlflowRun]) -> RunStatus:
 
 
 def _open_run(
-    server: MlflowApi, store: Store, record: RunRecord, step: str, experiment_id: str, tags: Mapping[str, str]
+    server: MlflowServer, store: Store, record: RunRecord, step: str, experiment_id: str, tags: Mapping[str, str]
 ) -> TrackingRunRecord:
     identity, key = tracking_id(record, step), tracking_run_key(record.run, step)
     claimed = find_record(store, key, TrackingRunRecord)

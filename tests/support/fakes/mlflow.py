@@ -29,15 +29,15 @@ from tiphys.records import (
     json_digest,
 )
 from tiphys.store import RunLayout, Store
-from tiphys.tracking.server import MlflowRun, RunStatus
+from tiphys.tracking.server import MlflowRun, MlflowServer, RunStatus
 
 RUN, STEP, REGISTER = "digits-1", "fit", "register"
 MODEL = b"weights of a small network"
 MODEL_NAME, ALIAS = "digits", "champion"
 
 
-class FakeMlflow:
-    """`MlflowApi` in memory. ``down`` makes every call fail."""
+class FakeMlflow(MlflowServer):
+    """`MlflowServer` in memory. ``down`` makes every call fail."""
 
     def __init__(self) -> None:
         self.down = False

@@ -1,7 +1,7 @@
 """The DCP session of each rank inside a compiled step; all ranks decide, save and exit together.
 
 `TrackedDistributedSession` starts saves with ``dcp.async_save``, whose `DcpWriter`
-commits through the same `CommitSink` as a NumPy session. DCP wraps the errors of
+commits through the same `CheckpointCommitter` as a NumPy session. DCP wraps the errors of
 all ranks in an exception that is no `Exception`; `unwrap_dcp_error` returns the
 cause.
 """

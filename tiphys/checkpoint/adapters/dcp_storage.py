@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -28,7 +28,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from tiphys.checkpoint.restore.shard_reader import NodeCache, ShardReader, check_framework
-from tiphys.checkpoint.save.commit import CommitSink, ShardUploader
+from tiphys.checkpoint.save.commit import BufferedShard, ShardUploader
+from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.records import CheckpointManifest, Shard
@@ -55,7 +56,7 @@ class DcpWriter(FileSystemWriter):
     Args:
         store: Store of the checkpoints.
         draft: The manifest without shards.
-        sink: Publishes the manifest and receives the commit, in the coordinating rank.
+        committer: Publishes the manifest and receives the commit, in the coordinating rank.
         shard_bytes: Approximate size of a shard.
         cache: Cache of the node, which gets what is stored; None for no cache.
     """
@@ -64,7 +65,7 @@ class DcpWriter(FileSystemWriter):
         self,
         store: Store,
         draft: CheckpointManifest,
-        sink: CommitSink,
+        committer: CheckpointCommitter,
         shard_bytes: int = SHARD_BYTES,
         cache: NodeCache | None = None,
     ) -> None:
@@ -72,7 +73,7 @@ class DcpWriter(FileSystemWriter):
         self.fs = _PendingFiles()
         self._store = store
         self._draft = draft
-        self._sink = sink
+        self._committer = committer
         self._shard_bytes = shard_bytes
         self._cache = cache
         self._started_at = time.perf_counter()
@@ -107,14 +108,16 @@ class DcpWriter(FileSystemWriter):
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         super().finish(metadata, results)
         written = {result.shard.key: result.shard for rank in results for result in rank}
-        index = ShardUploader(cache=self._cache).store(self._store, self._draft, [_Metadata(self.fs.take(_METADATA))])
+        index = ShardUploader(cache=self._cache).store(
+            self._store, self._draft, [BufferedShard("metadata", self.fs.take(_METADATA))]
+        )
         measured = {
             "shards": (*index, *written.values()),
             "stage_seconds": round(self.stage_seconds, 6),
             "upload_seconds": round(time.perf_counter() - self._started_at, 6),
         }
         manifest = self._draft.model_copy(update=measured)
-        self._sink.on_committed(self._sink.publish(manifest))
+        self._committer.on_committed(self._committer.publish(manifest))
 
     def storage_meta(self) -> Any:
         """Return metadata that is equal for every try, so that a repeated save gives the same bytes."""
@@ -211,20 +214,6 @@ class _Batch:
             yield _Result(
                 index=result.index, size_in_bytes=result.size_in_bytes, storage_data=storage_data, shard=shard
             )
-
-
-class _Metadata(NamedTuple):
-    """DCP's own index of a checkpoint, as one of its shards."""
-
-    content: bytes
-    suffix: str = "metadata"
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.content)
-
-    def data(self) -> bytes:
-        return self.content
 
 
 class _PendingFiles(FileSystem):

@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from tiphys.checkpoint.exec.layouts import base_name, is_log
+from tiphys.checkpoint.save.commit import BufferedShard
 from tiphys.errors import IntegrityError, TiphysError, UsageError
 
 TIPHYS_FOLDERS = ".tiphys-*"
@@ -181,21 +182,6 @@ class FileSpan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IndexShard:
-    """The first shard: everything except the content of the files."""
-
-    document: bytes
-    suffix: str = "json"
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.document)
-
-    def data(self) -> bytes:
-        return self.document
-
-
-@dataclass(frozen=True)
 class ContentShard:
     """Consecutive content of some files, read on demand."""
 
@@ -215,8 +201,10 @@ class ContentShard:
         return content
 
 
-def build_shards(root: Path, roots: Sequence[str], entries: FolderListing) -> list[IndexShard | ContentShard]:
+def build_shards(root: Path, roots: Sequence[str], entries: FolderListing) -> list[BufferedShard | ContentShard]:
     """Return shards that hold ``entries`` exactly; ``roots`` are the paths that a restore puts in place.
+
+    The first is the index: everything except the content of the files.
 
     Raises:
         UsageError: an entry cannot be saved; the message names it.
@@ -227,7 +215,7 @@ def build_shards(root: Path, roots: Sequence[str], entries: FolderListing) -> li
     # Nothing but the order of its rows keeps the change times, which cannot be set.
     entries = dict(sorted(entries.items(), key=lambda item: (item[1].times_ns[1], item[0])))
     contents = [ContentShard(root, spans, entries) for spans in split_into_spans(_file_sizes(entries), SHARD_BYTES)]
-    return [IndexShard(_encode_index(roots, entries)), *contents]
+    return [BufferedShard("json", _encode_index(roots, entries)), *contents]
 
 
 def split_into_spans(files: dict[str, int], shard_bytes: int) -> Iterator[tuple[FileSpan, ...]]:

@@ -14,7 +14,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.checkpoint.settings import CheckpointSettings
@@ -36,6 +36,21 @@ class ShardSource(Protocol):
     @property
     def size_bytes(self) -> int: ...
     def data(self) -> bytes | bytearray: ...
+
+
+class BufferedShard(NamedTuple):
+    """A shard whose bytes are in ``buffer``."""
+
+    suffix: str
+    buffer: bytes | bytearray | memoryview
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.buffer)
+
+    def data(self) -> bytes | bytearray:
+        # Bytes in the near memory are copied: what is hashed is what is sent, and clients of buckets take no view.
+        return bytes(self.buffer) if isinstance(self.buffer, memoryview) else self.buffer
 
 
 class ShardUploader:
@@ -113,60 +128,6 @@ class UploadCancelledError(StoreError):
 
 class StepLostError(IntegrityError):
     """This step cannot be saved, whereas the next one can."""
-
-
-class CommitSink(Protocol):
-    """Commits the saves of one attempt and receives the outcome of each.
-
-    The saver's thread (`tiphys.checkpoint.save.saver.Saver`) and DCP's writer
-    (`tiphys.checkpoint.adapters.dcp_storage.DcpWriter`) depend on this protocol
-    only. `tiphys.checkpoint.save.commit_policy.CheckpointCommitter` implements it
-    for every session.
-    """
-
-    def commit(
-        self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
-    ) -> CheckpointManifest:
-        """Store ``shards`` and commit ``draft`` with them, as the child of the previous commit.
-
-        The caller reports the outcome afterwards: `on_committed` after a return,
-        `on_failed` once it gives up after errors. A repeated call is safe: shards
-        that are stored already are not stored again.
-
-        Returns:
-            The manifest that is stored, which the same attempt may have committed before.
-
-        Raises:
-            FencedError: another attempt replaced this one; nothing was committed.
-            UploadCancelledError: ``uploader`` was cancelled; nothing was committed.
-            StepLostError: this step of the attempt is stored with other content.
-            StoreError: storage failed. The manifest may exist if only the answer to the last write was lost.
-        """
-
-    def publish(self, manifest: CheckpointManifest) -> CheckpointManifest:
-        """Check the fence and create ``manifest``, whose shards are all stored; this is the commit.
-
-        Returns:
-            The manifest that is stored.
-
-        Raises:
-            FencedError: another attempt replaced this one; nothing was committed.
-            StepLostError: this step of the attempt is committed with other shards.
-            StoreError: storage failed.
-        """
-
-    def on_committed(self, manifest: CheckpointManifest) -> None:
-        """Acknowledge a commit, adjust the save interval and run retention. Called once per committed save.
-
-        Raises:
-            FencedError: retention found that another attempt replaced this one.
-        """
-
-    def on_failed(self, global_step: int, error: Exception) -> None:
-        """Count and report that the save of ``global_step`` failed with ``error`` and is not retried.
-
-        Not called for saves that were cancelled, nor for `FencedError`, which ends the program.
-        """
 
 
 class AttemptFence:

@@ -15,7 +15,6 @@ from tiphys.checkpoint.ranks.barrier import RankBarrier
 from tiphys.checkpoint.restore.candidates import RestoreCandidates
 from tiphys.checkpoint.save.commit import (
     AttemptFence,
-    CommitSink,
     ShardSource,
     ShardUploader,
     commit_checkpoint,
@@ -44,8 +43,8 @@ from tiphys.store import RunLayout, Store, find_record
 from tiphys.store.format import mark_format
 
 
-class CheckpointCommitter(CommitSink):
-    """The commit sink of every session: commits the checkpoints of one attempt and acts on each outcome.
+class CheckpointCommitter:
+    """Commits the checkpoints of one attempt, for a session of any kind, and acts on the outcome of each save.
 
     The path of a checkpoint is ``session.step()`` → `Saver.start` → `commit` on
     the saver's thread → `publish`, which creates the manifest → `on_committed`.
@@ -177,6 +176,21 @@ class CheckpointCommitter(CommitSink):
     def commit(
         self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
     ) -> CheckpointManifest:
+        """Store ``shards`` and commit ``draft`` with them, as the child of the previous commit.
+
+        The caller reports the outcome afterwards: `on_committed` after a return,
+        `on_failed` once it gives up after errors. A repeated call is safe: shards
+        that are stored already are not stored again.
+
+        Returns:
+            The manifest that is stored, which the same attempt may have committed before.
+
+        Raises:
+            FencedError: another attempt replaced this one; nothing was committed.
+            UploadCancelledError: ``uploader`` was cancelled; nothing was committed.
+            StepLostError: this step of the attempt is stored with other content.
+            StoreError: storage failed. The manifest may exist if only the answer to the last write was lost.
+        """
         # The save before this one had no outcome yet when the draft was made; a save that failed is no parent.
         draft = draft.model_copy(update={"parent": self.base_checkpoint, "facts": self._provenance(draft)})
         try:
@@ -194,6 +208,7 @@ class CheckpointCommitter(CommitSink):
         return self._commit_with_ranks(self.barrier, draft, shards, uploader)
 
     def publish(self, manifest: CheckpointManifest) -> CheckpointManifest:
+        """Check the fence and create ``manifest``, whose shards are all stored; raises as `commit` does."""
         manifest = manifest.model_copy(update={"facts": self._provenance(manifest)})
         return publish_manifest(self._store, manifest, self._fence.check)
 
@@ -204,6 +219,11 @@ class CheckpointCommitter(CommitSink):
             note_save(os.environ, IMPORTED)
 
     def on_committed(self, manifest: CheckpointManifest) -> None:
+        """Acknowledge a commit, adjust the save interval and run retention. Called once per committed save.
+
+        Raises:
+            FencedError: retention found that another attempt replaced this one.
+        """
         self.newest_committed = manifest.ref
         self.newest_saved = SavedStep(manifest.global_step, manifest.written_at)
         self._last_failure = ""
@@ -220,6 +240,10 @@ class CheckpointCommitter(CommitSink):
             self._retain(manifest.ref)
 
     def on_failed(self, global_step: int, error: Exception) -> None:
+        """Count and report that the save of ``global_step`` failed with ``error`` and is not retried.
+
+        Not called for saves that were cancelled, nor for `FencedError`, which ends the program.
+        """
         self.failed_saves += 1
         reason = str(error) or type(error).__name__
         if isinstance(error, StoreFullError) and not self._stop_signal.is_requested:

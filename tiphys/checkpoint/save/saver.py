@@ -4,7 +4,7 @@ What only updates change, or nothing, is copied beside the next step instead (`t
 
 One save is committed at a time, so that commits keep the order of their steps.
 A save that fails is retried from its copy, and then reported to the
-`CommitSink`. An error that must stop the training, such as `FencedError`, is
+`CheckpointCommitter`. An error that must stop the training, such as `FencedError`, is
 raised by the next call of the training.
 
 The copies reuse their buffers from save to save: copying into pages that were
@@ -20,13 +20,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from tiphys.checkpoint.ranks.barrier import SaveAbandonedError
 from tiphys.checkpoint.restore.shard_reader import NodeCache
-from tiphys.checkpoint.save.commit import CommitSink, ShardSource, ShardUploader, StepLostError, UploadCancelledError
+from tiphys.checkpoint.save.commit import BufferedShard, ShardSource, ShardUploader, StepLostError, UploadCancelledError
+from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
 from tiphys.checkpoint.save.overlap import LateCopy, StepOverlap
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.state.near_copy import NearMemory
@@ -42,21 +42,6 @@ _THREADS = min(4, os.cpu_count() or 1)
 """Threads that copy: one core alone does not use all of a machine's memory bandwidth."""
 
 
-class StagedShard(NamedTuple):
-    """A shard whose bytes are in a staging buffer until its save ends."""
-
-    suffix: str
-    buffer: bytearray | memoryview
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.buffer)
-
-    def data(self) -> bytes | bytearray:
-        # Bytes in the near memory are copied: what is hashed is what is sent, and clients of buckets take no view.
-        return self.buffer if isinstance(self.buffer, bytearray) else bytes(self.buffer)
-
-
 class StagingBuffers:
     """Buffers for one copy of the state, used by one save at a time; in ``near`` memory if that has room."""
 
@@ -65,7 +50,7 @@ class StagingBuffers:
         self._buffers: list[bytearray | memoryview] = []
         self._preallocation: BackgroundThread | None = None
 
-    def stage(self, plans: Sequence[ShardPlan]) -> tuple[list[StagedShard], list[PieceCopy]]:
+    def stage(self, plans: Sequence[ShardPlan]) -> tuple[list[BufferedShard], list[PieceCopy]]:
         """Lay out the shards ``plans`` in the buffers; return them, and the copies of arrays that complete them.
 
         Raises:
@@ -76,7 +61,7 @@ class StagingBuffers:
         for plan, buffer in zip(plans, self._buffers, strict=True):
             failpoint("checkpoint.before_copy")
             copies += plan.lay_out(buffer)
-        return [StagedShard(plan.suffix, buffer) for plan, buffer in zip(plans, self._buffers, strict=True)], copies
+        return [BufferedShard(plan.suffix, buffer) for plan, buffer in zip(plans, self._buffers, strict=True)], copies
 
     def preallocate(self, plans: Sequence[ShardPlan]) -> None:
         """Allocate buffers for ``plans`` in the background, before the first `stage`; later calls do nothing."""
@@ -164,7 +149,7 @@ class Saver:
     """Runs the saves of one session.
 
     Args:
-        sink: Commits each save and receives its outcome, on the thread that saves.
+        committer: Commits each save and receives its outcome, on the thread that saves.
         asynchronous: Whether a background thread saves a copy of the state.
             Otherwise the state is not copied, and the training waits for each save.
         copies: Copies of the state that may exist; a second one waits in the queue while the first is saved.
@@ -176,7 +161,7 @@ class Saver:
 
     def __init__(
         self,
-        sink: CommitSink,
+        committer: CheckpointCommitter,
         *,
         asynchronous: bool = True,
         copies: int = 1,
@@ -185,7 +170,7 @@ class Saver:
         cache: NodeCache | None = None,
         on_wait: Callable[[float], object] = lambda _: None,
     ) -> None:
-        self._sink = sink
+        self._committer = committer
         self.overlap = StepOverlap(on_wait)
         self.asynchronous = asynchronous
         self._free = [*(StagingBuffers() for _ in range(copies - 1)), StagingBuffers(near)]
@@ -413,7 +398,7 @@ class Saver:
         except UploadCancelledError:
             job.save.end(None)
         except (StoreError, IntegrityError, MemoryError) as error:
-            self._sink.on_failed(job.draft.global_step, error)
+            self._committer.on_failed(job.draft.global_step, error)
             self.overlap.owes_save |= isinstance(error, StepLostError)
             job.save.end(None)
         except Exception as error:  # noqa: BLE001  the training raises it in its next call: fenced, or a bug
@@ -429,7 +414,7 @@ class Saver:
 
     def _acknowledge(self, manifest: CheckpointManifest) -> None:
         try:
-            self._sink.on_committed(manifest)
+            self._committer.on_committed(manifest)
         except MemoryError:
             log_message(
                 f"there was no memory for retention and events after the commit of step {manifest.global_step}; "
@@ -453,7 +438,7 @@ class Saver:
             if self._abandoned.is_set():
                 uploader.cancel()
             try:
-                manifest = self._sink.commit(job.draft, job.shards, uploader)
+                manifest = self._committer.commit(job.draft, job.shards, uploader)
                 job.digests = uploader.digests
                 return manifest
             except (UploadCancelledError, SaveAbandonedError):

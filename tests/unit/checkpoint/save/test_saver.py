@@ -20,7 +20,7 @@ from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import Clock, open_session, state_at
 
 from tiphys.checkpoint.save import saver as saver_module
-from tiphys.checkpoint.save.commit import CommitSink
+from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
 from tiphys.checkpoint.save.saver import Saver
 from tiphys.checkpoint.settings import CheckpointSettings, SaveInterval
 from tiphys.checkpoint.state.serialization import flatten_state
@@ -319,7 +319,7 @@ def test_a_state_may_be_a_function_that_is_called_at_the_first_step_and_when_a_s
     assert restored(store)["step"] == 10
 
 
-class RecordingSink(CommitSink):
+class RecordingCommitter(CheckpointCommitter):
     """Commits nothing: raises ``errors`` one after another, then succeeds; records each call of the saver."""
 
     def __init__(self, errors=()):
@@ -358,7 +358,7 @@ def run_one_save(sink, asynchronous=True):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_sink_commits_a_save_and_then_acknowledges_it(asynchronous):
-    sink = RecordingSink()
+    sink = RecordingCommitter()
     _, checkpoint = run_one_save(sink, asynchronous)
     assert checkpoint == ref(1, 7)
     assert sink.calls == [("commit", 7), ("on_committed", 7)]
@@ -366,14 +366,14 @@ def test_the_sink_commits_a_save_and_then_acknowledges_it(asynchronous):
 
 def test_the_sink_hears_of_a_failure_once_and_only_after_the_last_try(monkeypatch):
     monkeypatch.setattr(saver_module, "PAUSES_SECONDS", (0.0,))
-    sink = RecordingSink([StoreError("first"), StoreError("second")])
+    sink = RecordingCommitter([StoreError("first"), StoreError("second")])
     _, checkpoint = run_one_save(sink)
     assert checkpoint is None
     assert sink.calls == [("commit", 7), ("commit", 7), ("on_failed", 7, "second")]
 
 
 def test_a_fenced_save_is_neither_retried_nor_reported_as_failed():
-    sink = RecordingSink([FencedError("attempt 2 exists")])
+    sink = RecordingCommitter([FencedError("attempt 2 exists")])
     saver, checkpoint = run_one_save(sink)
     assert checkpoint is None
     assert sink.calls == [("commit", 7)]
@@ -382,7 +382,7 @@ def test_a_fenced_save_is_neither_retried_nor_reported_as_failed():
 
 
 def test_a_committed_save_counts_even_if_its_acknowledgement_is_fenced():
-    class FencedAfterwards(RecordingSink):
+    class FencedAfterwards(RecordingCommitter):
         def on_committed(self, manifest):
             raise FencedError("attempt 2 exists")
 
