@@ -105,12 +105,12 @@ class ProcessStat:
         self.handles_sigterm = bool(handled >> (signal.SIGTERM - 1) & 1)
 
 
-def read_children(parent: int = 0) -> list[Process]:
+def read_children(parent: int = 0, helpers: int | None = None) -> list[Process]:
     """The children of ``parent`` with all that is below them; by default those of this process.
 
-    Without those of this process that are in its own group: helpers of its own.
+    Without those of this process that are in its own group, or in that of its ``helpers``.
     """
-    own = os.getpid()
+    own, other_groups = os.getpid(), (os.getpgrp(), helpers)
     found: dict[int, list[ProcessStat]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -119,7 +119,7 @@ def read_children(parent: int = 0) -> list[Process]:
             stat = ProcessStat(entry)
         except OSError:
             continue
-        if stat.parent != own or stat.group != os.getpgrp():
+        if stat.parent != own or stat.group not in other_groups:
             found.setdefault(stat.parent, []).append(stat)
     own_input = _read_link("/proc/self/fd/0")
 

@@ -113,13 +113,15 @@ class ChildProcess:
         file_actions: Sequence[tuple[int, int, int]] = (),
         on_left: Callable[[], None] | None = None,
         take_over: Callable[[Mapping[str, str]], int | None] | None = None,
+        find_helpers: Callable[[], int | None] | None = None,
     ) -> None:
         """Start ``command``, with ``file_actions`` as of `os.posix_spawn`; raises OSError if it cannot be executed.
 
         ``on_left`` is called once the program has ended, before what it left behind gets a signal. ``take_over`` may
-        let a process that waits for this become the program, and return its process id.
+        let a process that waits for this become the program, and return its process id. ``find_helpers`` returns the
+        group of processes that are no part of the program.
         """
-        self._on_left = on_left
+        self._on_left, self._find_helpers = on_left, find_helpers
         self.exit_code: int | None = None
         """Exit code as a shell reports it; None until all processes have ended. A stopped one has 75 if a session or a
         process that it left ended with 75, and 143 in the place of 1, which would say that it is at fault."""
@@ -147,11 +149,11 @@ class ChildProcess:
         self._sessions: set[int] = set()
         self._launchers: set[int] = set()
         self._registry = SessionRegistry(tells_sessions=environment.ELASTIC not in environ)
-        self._others = {process.identity for process in read_children()} if _has_children() else set()
+        self._others = {child.identity for child in self._read_children()} if _has_children() else set()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         environ = {**environ, **self._registry.variables}
         pid = take_over(environ) if take_over else None
-        self._pid = start_process(command, environ, file_actions, own_group=True) if pid is None else pid
+        self._pid = start_process(command, environ, file_actions) if pid is None else pid
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the program, unless it has ended; the first SIGTERM, and SIGKILL, also to what it left."""
@@ -205,10 +207,13 @@ class ChildProcess:
             self._has_ended(self._pid)
         if not _has_children():
             return []  # without a look at /proc, which is long on a machine with thousands of processes
-        children = [child for child in read_children() if child.identity not in self._others]
+        children = [child for child in self._read_children() if child.identity not in self._others]
         if self._code is None and all(child.pid != self._pid for child in children):
             children.append(Process(self._pid))  # without /proc the program alone is known
         return [child for child in children if not self._has_ended(child.pid)]
+
+    def _read_children(self) -> list[Process]:
+        return read_children(helpers=self._find_helpers() if self._find_helpers else None)
 
     def _has_ended(self, pid: int) -> bool:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -285,19 +290,9 @@ class ChildProcess:
 
 
 def start_process(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    file_actions: Sequence[tuple[int, int, int]] = (),
-    *,
-    own_group: bool,
+    command: Sequence[str], environ: Mapping[str, str], file_actions: Sequence[tuple[int, int, int]] = ()
 ) -> int:
-    """Start a program, which the kernel ends with this process; return its process id.
-
-    Args:
-        command: The program and its arguments.
-        environ: Its variables.
-        file_actions: As of `os.posix_spawn`.
-        own_group: Whether it leads a group of its own, as the training does, and not a helper of the launcher.
+    """Start a program in a group of its own, which the kernel ends with this process; return its process id.
 
     Raises:
         OSError: it cannot be executed.
@@ -307,8 +302,7 @@ def start_process(
     pid = os.fork()
     if pid == 0:
         try:
-            if own_group:
-                os.setpgid(0, 0)
+            os.setpgid(0, 0)
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(NOT_EXECUTABLE)

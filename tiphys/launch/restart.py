@@ -66,7 +66,12 @@ def run_program(command: Sequence[str], environ: Mapping[str, str], signals: Sig
 
     def run_once(environ: Mapping[str, str]) -> ProgramEnd:
         try:
-            child = ChildProcess(command, environ, take_over=keeper.take_over if keeper else None)
+            child = ChildProcess(
+                command,
+                environ,
+                take_over=keeper.take_over if keeper else None,
+                find_helpers=keeper.find_group if keeper else None,
+            )
         except OSError as error:
             log_line(f"{command[0]} cannot be started: {error.strerror}; check the command of the step and its image")
             return ProgramEnd(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)

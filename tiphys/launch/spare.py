@@ -66,7 +66,7 @@ def parse_python(command: Sequence[str]) -> tuple[list[str], list[str]] | None:
 
 
 class Spare:
-    """One waiting process. Its group is that of the launcher until it takes over: it is no part of the program."""
+    """One waiting process. It leads a group, which becomes that of the program with all that its imports started."""
 
     def __init__(self, interpreter: Sequence[str], target: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start it; raises OSError if that fails."""
@@ -80,7 +80,7 @@ class Spare:
             fcntl.fcntl(self._commands, _F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self._commands, False)
         try:
-            self.pid = start_process(command, environ, own_group=False)
+            self.pid = start_process(command, environ)
         except OSError:
             self._close_pipes()
             raise
@@ -104,7 +104,7 @@ class Spare:
         return self.pid if self._receive(_TAKE_OVER_SECONDS) == b"b" else None
 
     def has_ended(self) -> bool:
-        """Whether it has ended, as by a signal to the whole group."""
+        """Whether it has ended, as by a signal."""
         if not self._has_ended:
             with contextlib.suppress(ChildProcessError):
                 self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
@@ -166,6 +166,10 @@ class SpareKeeper:
     def is_watchful(self) -> bool:
         """Whether `look` wants to be called each second."""
         return self._parsed is not None
+
+    def find_group(self) -> int | None:
+        """The group of the waiting processes, which are no part of the program; None if there are none."""
+        return self.spare.pid if self.spare else None
 
     def look(self, find_imports: Callable[[], ProgramImports | None]) -> None:
         """Start the spare when it is due, or give it up for its memory; ``find_imports`` finds none before a commit."""

@@ -57,16 +57,17 @@ def test_command_of_python_is_split(command: str, parsed: tuple[list[str], list[
     assert parse_python(command.split()) == parsed
 
 
-def take_over(spare: Spare, environ: dict[str, str]) -> int | None:
+def take_over(spare: Spare, environ: dict[str, str], *modules: str) -> int | None:
     """The exit code of a program that the spare becomes."""
-    spare.prepare(["json", "no_such_module", "decimal"])
+    spare.prepare(["json", "no_such_module", "decimal", *modules])
 
+    keeper = SpareKeeper(["false"], environ)
+    keeper.spare = spare
     with SignalQueue() as signals:
-        child = ChildProcess(["false"], environ, take_over=spare.take_over)
+        child = ChildProcess(["false"], environ, take_over=keeper.take_over, find_helpers=keeper.find_group)
         while child.exit_code is None:
             signals.wait_next(0.05)
             child.reap()
-    spare.close(ends=False)
     return child.exit_code
 
 
@@ -136,6 +137,18 @@ def test_processes_that_an_import_of_a_spare_starts_end_with_it(tmp_path: Path, 
     until(out.exists)
     spare.close(ends=True)
     until(lambda: has_ended(int(out.read_text())))
+
+
+def test_processes_that_an_import_of_a_spare_starts_end_with_the_program_that_it_becomes(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(
+        "import os, pathlib, subprocess\n"
+        "pathlib.Path(os.environ['OUT']).write_text(str(subprocess.Popen(['sleep', '600']).pid))"
+    )
+    out = tmp_path / "pid"
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "OUT": str(out)}
+    spare = Spare([sys.executable], ["-c", "pass"], environ)
+    assert take_over(spare, environ, "busy") == 0
+    assert has_ended(int(out.read_text()))
 
 
 def test_spare_that_cannot_be_started_leaves_no_descriptor(tmp_path: Path) -> None:
