@@ -227,6 +227,27 @@ def test_batches_and_epochs_of_a_loader_that_resumes_are_those_of_a_fit_that_was
     assert seen == straight
 
 
+@pytest.mark.parametrize("make_loader", [torch.utils.data.DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("interrupted", [(EPOCH,), (EPOCH, 2 * EPOCH)])
+def test_batches_of_unknown_number_are_counted_anew_in_the_epoch_after_a_restore(make_loader, interrupted):
+    from lightning.pytorch import Callback
+
+    class Recorder(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            seen.append((trainer.current_epoch, batch_idx, batch[:, 0].tolist()))
+
+    def train(*stops: int) -> list[Any]:
+        store = MemoryStore()
+        seen.clear()
+        for attempt, (restored, until) in enumerate(itertools.pairwise((0, *stops, STEPS)), 1):
+            given = {"loader": make_loader(Stream(), 4), "callbacks": [Recorder()], "attempt": attempt}
+            fit(store, until, name="lightning.pytorch", seed=2, restored=restored, **given)
+        return [*seen]
+
+    seen: list[Any] = []
+    assert train(*interrupted) == train()
+
+
 def test_weights_are_copied_beside_the_next_step_without_a_line_of_the_program(name, monkeypatch):
     monkeypatch.setattr(overlap, "MIN_BYTES", 1)
     straight = bits(fit(MemoryStore(), STEPS, name=name, seed=1))

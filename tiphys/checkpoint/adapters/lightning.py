@@ -52,6 +52,8 @@ class CheckpointCallback(Callback):
         self._session = session
         self._restored_step: int | None = None
         self._random: dict[str, Any] | None = None
+        self._ended_epoch = False
+        """Whether the restored step was the last of its epoch."""
         self._loaders: list[Any] = []
         """States of the loaders, if the restored step was the last of its epoch."""
         self._last_step = 0
@@ -70,7 +72,8 @@ class CheckpointCallback(Callback):
         self._random = checkpoint.pop(_RANDOM)
         self._restored_step = self._last_step = checkpoint["global_step"]
         fit = checkpoint["loops"]["fit_loop"]
-        if fit["epoch_loop.batch_progress"]["is_last_batch"]:
+        self._ended_epoch = fit["epoch_loop.batch_progress"]["is_last_batch"]
+        if self._ended_epoch:
             self._loaders = fit["state_dict"].get("combined_loader") or []
         trainer._checkpoint_connector._loaded_checkpoint = checkpoint
 
@@ -98,6 +101,9 @@ class CheckpointCallback(Callback):
                 f"Lightning ignored the checkpoint of step {self._restored_step} and is at step "
                 f"{trainer.global_step}; use Lightning 2.5 or 2.6, or report this version"
             )
+        if self._ended_epoch and trainer.fit_loop._data_fetcher.length is None:
+            # Lightning counts the restored batch next, and begins anew only at a length that it knows.
+            trainer.fit_loop.epoch_loop.batch_progress.current.completed = -1
         if self._loaders:
             self._end_epoch(trainer.fit_loop)
 
