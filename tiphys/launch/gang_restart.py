@@ -27,6 +27,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from tiphys.errors import ObjectExistsError, TiphysError
 from tiphys.launch.member_files import member_number
@@ -181,17 +182,12 @@ class GangMember:
         self, incarnation: int, *, exit_code: int | None = None, reason: str = "", port: int | None = None
     ) -> GangRestartDecision:
         """Create the decision unless there is one; return the one that counts."""
-        decision = GangRestartDecision(
-            run=self.run,
-            step=self.step,
-            attempt=self.attempt,
-            incarnation=incarnation,
-            exit_code=exit_code,
-            reason=reason,
-            port=port,
-        )
+        decision = GangRestartDecision(**self._identity(incarnation), exit_code=exit_code, reason=reason, port=port)
         key = gang_decision_key(RunLayout(self.run), self.step, self.attempt, incarnation)
         return claim_record(self.store, key, decision).record
+
+    def _identity(self, incarnation: int) -> dict[str, Any]:
+        return {"run": self.run, "step": self.step, "attempt": self.attempt, "incarnation": incarnation}
 
     def find_port(self) -> int | None:
         """A free port for the first member to listen on, that of its variables if possible; None if they name none.
@@ -223,14 +219,7 @@ class GangMember:
 
     def _ask(self, incarnation: int, code: int, cause: str) -> GangRestartRequest | None:
         request = GangRestartRequest(
-            run=self.run,
-            step=self.step,
-            attempt=self.attempt,
-            incarnation=incarnation,
-            cause=Cause(cause),
-            exit_code=code,
-            ended_at=utc_now(),
-            member=self.number,
+            **self._identity(incarnation), cause=Cause(cause), exit_code=code, ended_at=utc_now(), member=self.number
         )
         try:
             return claim_record(self.store, f"{self.prefix(incarnation)}request.json", request).record

@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tiphys.checkpoint.lifecycle.hang_watchdog import HangReport
 from tiphys.checkpoint.settings import CheckpointSettings
@@ -73,16 +74,7 @@ def record_crash(
     with contextlib.suppress(MemoryError):  # without memory the original error is raised unrecorded
         message = describe_error(error, is_rank=os.environ.get("WORLD_SIZE", "1") != "1")
         note_failure(os.environ, judge_restart(message))
-        record = CrashRecord(
-            run=settings.run,
-            step=settings.step,
-            attempt=settings.attempt,
-            incarnation=settings.incarnation,
-            error=message,
-            fingerprint=error_fingerprint(error),
-            global_step=last_step,
-            restored=restored,
-        )
+        record = _make_record(settings, message, last_step, restored, fingerprint=error_fingerprint(error))
         _store_crash_record(run_store, record, timeout_seconds)
 
 
@@ -92,22 +84,27 @@ def record_hang(
     hang: HangReport,
     last_step: int | None,
     restored: CheckpointRef | None,
-    timeout_seconds: float = STORE_TIMEOUT_SECONDS,
 ) -> None:
     """Store a `CrashRecord` of a hang as `record_crash` does, without a fingerprint: no checkpoint causes a hang."""
     note_failure(os.environ, Cause.HANG)
-    record = CrashRecord(
+    message = mask_secrets(hang.message) + ("" if last_step is None else f", after step {last_step}")
+    stuck = {"stuck_seconds": hang.seconds, "stacks": mask_secrets(hang.stacks)}
+    _store_crash_record(run_store, _make_record(settings, message, last_step, restored, **stuck), STORE_TIMEOUT_SECONDS)
+
+
+def _make_record(
+    settings: CheckpointSettings, message: str, last_step: int | None, restored: CheckpointRef | None, **details: Any
+) -> CrashRecord:
+    return CrashRecord(
         run=settings.run,
         step=settings.step,
         attempt=settings.attempt,
         incarnation=settings.incarnation,
-        error=mask_secrets(hang.message) + ("" if last_step is None else f", after step {last_step}"),
+        error=message,
         global_step=last_step,
         restored=restored,
-        stuck_seconds=hang.seconds,
-        stacks=mask_secrets(hang.stacks),
+        **details,
     )
-    _store_crash_record(run_store, record, timeout_seconds)
 
 
 def _store_crash_record(run_store: Store, record: CrashRecord, timeout_seconds: float) -> None:

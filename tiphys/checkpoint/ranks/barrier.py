@@ -6,6 +6,7 @@ only it creates; the other ranks list these objects. Every wait has a timeout: a
 rank that died must not block the retry of the others.
 """
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +159,8 @@ class RankBarrier:
             SaveAbandonedError: a rank did not vote within `BARRIER_TIMEOUT_SECONDS`.
         """
         votes = self._layout.votes(self._attempt, self.rank_info.incarnation, ref)
-        self._create(f"{votes}{self.rank_info.rank:05d}")
+        with contextlib.suppress(ObjectExistsError):  # this rank created it, and the reply was lost
+            self._store.create(f"{votes}{self.rank_info.rank:05d}", b"")
         is_quarantined = False
 
         def missing_votes() -> list[int]:
@@ -172,7 +174,8 @@ class RankBarrier:
     def store_rank_shards(self, manifest: CheckpointManifest, shards: list[Shard]) -> None:
         """Publish the shards that this rank stored; raises `StoreError` if it published others for this step before."""
         record = RankShardsRecord(rank=self.rank_info.rank, global_step=manifest.global_step, shards=tuple(shards))
-        key = self._rank_shards_key(manifest.global_step, self.rank_info.rank)
+        incarnation = self.rank_info.incarnation
+        key = self._layout.rank_part(self._attempt, record.global_step, incarnation, record.rank)
         stored, created = claim_record(self._store, key, record)
         if not created and stored.shards != record.shards:
             raise StoreError(
@@ -224,15 +227,6 @@ class RankBarrier:
         """Return all save requests in their order; costs a listing, and a read for each request."""
         listed = self._store.list(self._layout.save_requests(self._attempt, self.rank_info.incarnation))
         return [read_record(self._store, info.key, SaveRequest) for info in listed]
-
-    def _rank_shards_key(self, global_step: int, rank: int) -> str:
-        return self._layout.rank_part(self._attempt, global_step, self.rank_info.incarnation, rank)
-
-    def _create(self, key: str) -> None:
-        try:
-            self._store.create(key, b"")
-        except ObjectExistsError:
-            return  # this rank created it, and the reply was lost
 
     def _missing_ranks(self, prefix: str) -> list[int]:
         """Return the ranks that have no object below ``prefix``; keys end with the rank."""

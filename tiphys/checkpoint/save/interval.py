@@ -173,11 +173,6 @@ class SaveIntervalController:
         """The current interval, for `tiphys.checkpoint.settings.is_save_due`."""
         return self._current
 
-    @property
-    def seconds(self) -> float | None:
-        """Seconds between saves; None for an interval in steps."""
-        return self._current.amount if self._current.unit == "seconds" else None
-
     def observe_save(self, stall_seconds: float, upload_seconds: float, size_bytes: int) -> IntervalChange | None:
         """Adjust the interval to a committed save; return the change to report if it exceeds a fifth, else None."""
         self._saves.append(SaveCost(stall_seconds, upload_seconds, size_bytes))

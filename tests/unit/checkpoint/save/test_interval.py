@@ -141,7 +141,7 @@ def test_failures_every_few_minutes_are_soon_believed():
 def test_an_attempt_saves_earlier_than_those_before_it_that_died_without_a_save():
     """They could not learn what a save costs."""
     begins = [
-        SaveIntervalController(AUTO, FailureHistory({"preemption": n}, n * 300.0), clock=Clock()).seconds
+        SaveIntervalController(AUTO, FailureHistory({"preemption": n}, n * 300.0), clock=Clock()).current.amount
         for n in range(100)
     ]
     assert begins[0] == 600
@@ -151,7 +151,7 @@ def test_an_attempt_saves_earlier_than_those_before_it_that_died_without_a_save(
 
 
 def test_neither_calm_nor_failures_move_where_it_begins_out_of_bounds_or_what_was_set_by_hand():
-    assert SaveIntervalController(AUTO, FailureHistory({}, 100 * DAY), clock=Clock()).seconds == 600
+    assert SaveIntervalController(AUTO, FailureHistory({}, 100 * DAY), clock=Clock()).current.amount == 600
     fixed = SaveInterval(600.0, "seconds")
     assert SaveIntervalController(fixed, FailureHistory({"preemption": 9}, 60.0), clock=Clock()).current == fixed
 
@@ -161,14 +161,14 @@ def test_a_fixed_interval_stays_whatever_is_measured():
         interval = SaveIntervalController(every, clock=Clock())
         assert interval.observe_save(50.0, 500.0, 1 << 30) is None
         assert interval.current == every
-    assert interval.seconds is None
+    assert interval.current.unit == "steps"
 
 
 def test_auto_follows_what_saves_cost_and_tells_only_large_changes():
     interval = SaveIntervalController(AUTO, clock=Clock())
-    assert interval.seconds == 600.0
+    assert interval.current.amount == 600.0
     change = interval.observe_save(0.1, 10.0, 1 << 30)  # costs 1.1 s
-    assert interval.seconds == pytest.approx(daly_interval_seconds(1.1, DAY))
+    assert interval.current.amount == pytest.approx(daly_interval_seconds(1.1, DAY))
     assert change is not None
     assert change.message == (
         "a save is due every 7m 15s from now on, 10m until now: the last one stopped the training for 100ms and "
@@ -176,7 +176,7 @@ def test_auto_follows_what_saves_cost_and_tells_only_large_changes():
     )
     assert change.data["cost_seconds"] == 1.1
     assert interval.observe_save(0.1, 12.0, 1 << 30) is None
-    assert interval.seconds == pytest.approx(daly_interval_seconds(1.2, DAY))
+    assert interval.current.amount == pytest.approx(daly_interval_seconds(1.2, DAY))
 
 
 def test_small_changes_are_reported_once_they_add_up():
@@ -194,23 +194,23 @@ def test_failures_of_earlier_attempts_shorten_it_and_quiet_time_lengthens_it():
     )
     for interval in (calm, troubled):
         interval.observe_save(2.0, 0.0, 1)
-    assert troubled.seconds < calm.seconds
-    before = troubled.seconds
+    assert troubled.current.amount < calm.current.amount
+    before = troubled.current.amount
     clock.advance(5 * DAY)
     troubled.observe_save(2.0, 0.0, 1)
-    assert troubled.seconds > before
+    assert troubled.current.amount > before
 
 
 def test_a_single_slow_save_does_not_decide_the_cost_of_saves():
     interval = SaveIntervalController(AUTO, clock=Clock())
     for stall in (1.0, 1.0, 400.0, 1.0, 1.0):
         interval.observe_save(stall, 0.0, 1)
-    assert interval.seconds == pytest.approx(daly_interval_seconds(1.0, DAY))
+    assert interval.current.amount == pytest.approx(daly_interval_seconds(1.0, DAY))
 
 
 def test_the_schedule_follows_it():
     interval = SaveIntervalController(AUTO, clock=Clock())
     interval.observe_save(0.1, 0.0, 1)
-    assert interval.seconds < 200
+    assert interval.current.amount < 200
     assert is_save_due(interval.current, seconds_since_save=200, last_step=1, global_step=2)
     assert not is_save_due(AUTO, seconds_since_save=200, last_step=1, global_step=2)
