@@ -38,7 +38,7 @@ from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.step_spec import RetentionPolicy
-from tiphys.store import read_events
+from tiphys.store import LineageLayout, read_events
 from tiphys.store.incarnations import find_crash_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -185,6 +185,18 @@ def test_damage_of_any_kind_falls_back_to_the_checkpoint_before(which, how):
     assert plain(state) == plain(state_at(1))
     assert list_quarantined(store, LINEAGE) == {ref(1, 2)}
     assert [event.name for event in read_events(store, RUN)] == ["checkpoint.skipped", "checkpoint.restored"]
+
+
+def test_a_manifest_without_a_shard_that_the_metadata_names_is_quarantined():
+    store = MemoryStore()
+    train(store, 2)
+    manifest = read_manifest(store, ref(1, 2))
+    kept = tuple(shard for shard in manifest.shards if shard.key.endswith(".metadata"))
+    key = LineageLayout(LINEAGE).manifest(1, 2)
+    store.objects[key] = manifest.model_copy(update={"shards": kept}).with_seal().to_bytes()
+    done, state = restored(store, 2)
+    assert (done, plain(state)) == (1, plain(state_at(1)))
+    assert list_quarantined(store, LINEAGE) == {ref(1, 2)}
 
 
 def test_a_damaged_manifest_falls_back_too():

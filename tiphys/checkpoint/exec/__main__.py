@@ -87,7 +87,7 @@ def _run_once(
     runner = ProgramRunner(options, checkpoints, signals, stop_signal, output, grace_seconds=settings.grace_seconds)
     try:
         code = runner.run(environ)
-        return ProgramEnd(code, has_committed=checkpoints.has_committed)
+        return ProgramEnd(code, has_committed=checkpoints.last_committed is not None)
     finally:
         if output is not None:
             output.close(hurried=stop_signal.is_requested)

@@ -13,7 +13,6 @@ from tiphys.checkpoint.restore.shard_reader import load_manifest
 from tiphys.checkpoint.save.commit import AttemptFence, ShardSource, ShardUploader, complete_manifest
 from tiphys.checkpoint.save.interval import SaveIntervalController
 from tiphys.checkpoint.settings import CheckpointSettings
-from tiphys.checkpoint.telemetry.events import EventLog
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.records import CheckpointManifest, CheckpointRef
 from tiphys.store import Store
@@ -56,25 +55,8 @@ class FileCheckpointStore(AttemptSession):
             fence=AttemptFence(run_store, settings.run, settings.step, settings.attempt),
             stop_signal=stop_signal,
         )
-
-    @property
-    def event_log(self) -> EventLog:
-        return self._event_log
-
-    @property
-    def newest(self) -> str:
-        """The newest checkpoint as the end of a sentence."""
-        return self._committer.newest
-
-    @property
-    def base_checkpoint(self) -> CheckpointRef | None:
-        """The checkpoint that a retry would resume from; None if there is none."""
-        return self._committer.base_checkpoint
-
-    @property
-    def has_committed(self) -> bool:
-        """Whether this process has committed a checkpoint."""
-        return self._committer.newest_committed is not None
+        self.event_log, self.committer = self._event_log, self._committer
+        self.report_hindrance, self.close = self._progress.report_hindrance, self._progress.close
 
     def restore(
         self, root: Path, obsolete_names: Sequence[str], before_shard: Callable[[], None]
@@ -132,11 +114,3 @@ class FileCheckpointStore(AttemptSession):
         """Count and report a commit that failed."""
         self._committer.on_failed(global_step, error)
         self.report_hindrance(self._committer.explain_missing_commit(global_step))
-
-    def report_hindrance(self, hindrance: str) -> None:
-        """Show why nothing is committed, as the end of a sentence, in the progress of the run."""
-        self._progress.report_hindrance(hindrance)
-
-    def close(self) -> None:
-        """Wait a moment for the report that is being stored."""
-        self._progress.close()

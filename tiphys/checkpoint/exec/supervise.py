@@ -156,7 +156,7 @@ class ProgramRunner:
         """Start to commit ``selection``; return whether there is one."""
         if selection is None:
             return False
-        checkpoint, base = selection.checkpoint, self._checkpoints.base_checkpoint
+        checkpoint, base = selection.checkpoint, self._checkpoints.committer.base_checkpoint
         step = checkpoint.step
         if step is None or step > MAX_GLOBAL_STEP or (base is not None and step <= base.global_step):
             count = base.global_step + 1 if base else 1
@@ -209,9 +209,9 @@ class ProgramRunner:
 
     def _report_stop(self, how: str) -> int:
         """Record what was committed within the grace period; return the exit code that requests another attempt."""
-        base, seconds_left = self._checkpoints.base_checkpoint, self._seconds_left()
+        base, seconds_left = self._checkpoints.committer.base_checkpoint, self._seconds_left()
         spent = self._grace_seconds - _EXIT_MARGIN_SECONDS - seconds_left
-        have = self._checkpoints.newest
+        have = self._checkpoints.committer.newest
         message = f"stopped by SIGTERM {spent:.1f} s ago (grace period {self._grace_seconds:g} s), {how}; {have}"
         event = self._checkpoints.event_log.make_event(
             "checkpoint.preempted",
