@@ -45,6 +45,8 @@ class TrackedRun:
     is_busy: bool = False
     is_settled: bool = False
     """The run needs no further reconciles until it changes."""
+    is_breaker_open: bool = False
+    """Whether it was resumed too often without progress, and has no Workflow that runs since."""
     ended_at: float | None = None
     """When its end was noticed, by the monotonic clock; None before."""
     workflow: WorkflowView | None = None
@@ -109,6 +111,9 @@ class RunTracker:
         """Return the tracked run; start to track it if needed."""
         return self._runs.setdefault(key, TrackedRun(key))
 
+    def count_open_breakers(self) -> int:
+        return sum(run.is_breaker_open for run in self._runs.values())
+
     def find_run(self, key: RunKey) -> TrackedRun | None:
         return self._runs.get(key)
 
@@ -130,6 +135,7 @@ class RunTracker:
         workflow = tracked_run.workflow = tracked.workflow
         if workflow.shutdown:
             tracked_run.shutdowns[workflow.uid] = workflow.shutdown
+        tracked_run.is_breaker_open &= workflow.finished  # by `tiphys resume`
         if workflow.finished and not tracked.is_end_recorded:
             tracked.is_end_recorded = True
             if workflow.phase != "Succeeded":
@@ -150,6 +156,9 @@ class AutoResumeReporter(Protocol):
 
     def report_result(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
         """Report the result of reconciling a run."""
+
+    def report_open_breakers(self, count: int) -> None:
+        """Report the number of runs whose circuit breaker is open."""
 
     def report_failure(self, what: str) -> None:
         """Count a failure that is retried."""
@@ -195,6 +204,7 @@ class AutoResumeLoop:
         """Update the tracker and start every task that is due; returns the started tasks."""
         now = self._dependencies.monotonic()
         self._tracker.update(self._dependencies.view.workflows(), now)
+        self._dependencies.reporter.report_open_breakers(self._tracker.count_open_breakers())
         with self._lock:
             found_runs, self._found_runs = self._found_runs, []
         for key in found_runs:
@@ -266,6 +276,7 @@ class AutoResumeLoop:
         result = self._dependencies.reconciler.reconcile(tracked_run.key, tracked_run.shutdowns)
         decision = result.decision
         tracked_run.is_settled = decision.action is AutoResumeAction.LEAVE_ALONE and decision.reason != "Runs"
+        tracked_run.is_breaker_open = decision.reason == "BreakerOpen"
         if result.resumed or decision.reason in _HEALTHY_REASONS:
             self._dependencies.health_tracker.clear_end(tracked_run.key)
         self._dependencies.reporter.report_result(tracked_run, result)

@@ -44,113 +44,15 @@ from tiphys_controller.submit.triggers.bucket import Buckets, S3Buckets
 from tiphys_controller.submit.triggers.catalog import ObjectSources, TriggerCatalog, list_trigger_templates
 from tiphys_controller.submit.triggers.worker import TriggerDependencies, TriggerWorker
 
+LEADER_LEASE_NAME = "tiphys-controller"
+_SHUTDOWN_SECONDS = 5.0
 WorkerSpec = tuple[str, Callable[[threading.Event], None]]
 """Name of a worker, and its function, which runs until the event is set."""
-
-
-@dataclass(frozen=True)
-class ControllerContext:
-    """Dependencies of the workers while this controller leads."""
-
-    api: KubeApi
-    namespaces: tuple[str, ...] | None
-    stores: Callable[[str], Store]
-    view: WatchCache
-    watches: ClusterWatches
-    writer: ClusterWriter
-    metrics: ControllerMetrics
-    is_leader: Callable[[], bool]
-    limits: AutoResumeLimits
-    monotonic: Callable[[], float]
-    inbox: AlertInbox | None = None
-    """Inbox of alerts; None without a webhook."""
-    janitor: AutomationMode = AutomationMode.OFF
-    now: Callable[[], datetime] = utc_now
-    rules: AlertRules = field(default_factory=lambda: DEFAULT_ALERT_RULES)
-    triggers: TriggerWorker | None = None
-    ledger_namespace: str = ""
-    """Namespace of the `GPULedger`."""
-
-    def tenants(self) -> list[str]:
-        """The namespaces that this controller serves: those of its settings, or all with a Workflow."""
-        return self.view.namespaces() if self.namespaces is None else list(self.namespaces)
 
 
 def submitter_of(api: KubeApi) -> Callable[[], KubernetesSubmitter]:
     """Return a function that connects the submitter at its first call, because that reads the cluster's identity."""
     return functools.cache(lambda: KubernetesSubmitter(api, identify_cluster(api)))
-
-
-class WorkerFactory:
-    """Creates the workers. The auto-resume loop and the alert worker share one reconciler and its limits."""
-
-    def __init__(self, context: ControllerContext) -> None:
-        self._context = context
-        view = context.view
-        self._health_tracker = ObservationHealthTracker(
-            lambda: find_incomplete_reason(context.watches),
-            lambda: sum(workflow.auto_resume and not workflow.finished for workflow in view.workflows()),
-            context.limits,
-            context.monotonic,
-        )
-        dependencies = ReconcilerDependencies(
-            context.stores,
-            submitter_of(context.api),
-            context.is_leader,
-            self._health_tracker.measure_health,
-            context.monotonic,
-        )
-        self._reconciler = AutoResumeReconciler(dependencies, context.limits)
-
-    def create_workers(self) -> Iterator[WorkerSpec]:
-        """Workers that the configuration enables."""
-        if self._context.limits.mode is not AutomationMode.OFF:
-            yield "resumer", self.create_auto_resume_loop().run
-        if self._context.inbox is not None:
-            yield "alerts", self.create_alert_worker(self._context.inbox).run
-        if self._context.triggers is not None:
-            yield "triggers", self._context.triggers.run
-        if self._context.janitor is not AutomationMode.OFF:
-            yield "janitor", self.create_janitor().run
-
-    def create_auto_resume_loop(self) -> AutoResumeLoop:
-        context = self._context
-        reporter = AutoResumeRecorder(
-            context.writer, context.stores, context.metrics, context.limits, context.monotonic
-        )
-        return AutoResumeLoop(
-            LoopDependencies(
-                context.view,
-                self._reconciler,
-                self._health_tracker,
-                context.stores,
-                reporter,
-                context.limits,
-                context.monotonic,
-                context.tenants,
-            )
-        )
-
-    def create_alert_worker(self, inbox: AlertInbox) -> AlertWorker:
-        context = self._context
-        dependencies = (context.stores, context.view, context.writer, context.metrics, context.tenants)
-        return AlertWorker(inbox, context.rules, self._reconciler, *dependencies)
-
-    def create_janitor(self) -> Janitor:
-        context = self._context
-        submitter = submitter_of(context.api)
-        return Janitor(
-            context.stores,
-            context.tenants,
-            context.view,
-            lambda: find_incomplete_reason(context.watches),
-            lambda: submitter().cluster,
-            WholeLedgerReader(context.api, context.ledger_namespace, DEFAULT_LEDGER_NAME).read,
-            context.is_leader,
-            context.metrics,
-            context.now,
-            context.janitor,
-        )
 
 
 @dataclass(frozen=True)
@@ -162,44 +64,6 @@ class TriggerSettings:
     """Time between two listings of a bucket."""
     runs_per_minute: float = 60.0
     """Largest average rate of runs in one namespace."""
-
-
-def create_trigger_worker(
-    api: KubeApi,
-    namespaces: tuple[str, ...] | None,
-    stores: Callable[[str], Store],
-    metrics: ControllerMetrics,
-    settings: TriggerSettings,
-    monotonic: Callable[[], float],
-    buckets: Buckets,
-) -> TriggerWorker:
-    """Create the worker that makes the runs of objects."""
-
-    def list_templates() -> list[Object]:
-        scopes: Sequence[str | None] = (None,) if namespaces is None else namespaces
-        return [template for scope in scopes for template in list_trigger_templates(api, scope)]
-
-    @functools.cache
-    def rate(_: str) -> TokenBucket:
-        return TokenBucket(settings.runs_per_minute / 60, int(settings.runs_per_minute), monotonic, starts_full=True)
-
-    return TriggerWorker(
-        TriggerDependencies(
-            TriggerCatalog(list_templates, settings.sources, monotonic),
-            buckets,
-            stores,
-            submitter_of(api),
-            lambda namespace, name: api.get(WORKFLOW_TEMPLATES, namespace, name),
-            lambda namespace: rate(namespace).take(),
-            metrics,
-            monotonic,
-            settings.interval_seconds,
-        )
-    )
-
-
-LEADER_LEASE_NAME = "tiphys-controller"
-_SHUTDOWN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -233,6 +97,114 @@ class ControllerDependencies:
     monotonic: Callable[[], float] = time.monotonic
 
 
+@dataclass(frozen=True)
+class ControllerContext:
+    """What the workers share while this controller leads."""
+
+    dependencies: ControllerDependencies
+    view: WatchCache
+    watches: ClusterWatches
+    writer: ClusterWriter
+    metrics: ControllerMetrics
+    is_leader: Callable[[], bool]
+    triggers: TriggerWorker | None = None
+
+    def tenants(self) -> list[str]:
+        """The namespaces that this controller serves: those of its settings, or all with a Workflow."""
+        namespaces = self.dependencies.namespaces
+        return self.view.namespaces() if namespaces is None else list(namespaces)
+
+
+class WorkerFactory:
+    """Creates the workers. The auto-resume loop and the alert worker share one reconciler and its limits."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._context, self._dependencies = context, context.dependencies
+        dependencies, view = context.dependencies, context.view
+        self._health_tracker = ObservationHealthTracker(
+            lambda: find_incomplete_reason(context.watches),
+            lambda: sum(workflow.auto_resume and not workflow.finished for workflow in view.workflows()),
+            dependencies.limits,
+            dependencies.monotonic,
+        )
+        needed = ReconcilerDependencies(
+            dependencies.stores,
+            submitter_of(dependencies.api),
+            context.is_leader,
+            self._health_tracker.measure_health,
+            dependencies.monotonic,
+        )
+        self._reconciler = AutoResumeReconciler(needed, dependencies.limits)
+
+    def create_workers(self) -> Iterator[WorkerSpec]:
+        """Workers that the configuration enables."""
+        if self._dependencies.limits.mode is not AutomationMode.OFF:
+            yield "resumer", self.create_auto_resume_loop().run
+        if self._dependencies.inbox is not None:
+            yield "alerts", self._create_alert_worker(self._dependencies.inbox).run
+        if self._context.triggers is not None:
+            yield "triggers", self._context.triggers.run
+        if self._dependencies.janitor_mode is not AutomationMode.OFF:
+            yield "janitor", self._create_janitor().run
+
+    def create_auto_resume_loop(self) -> AutoResumeLoop:
+        context, dependencies = self._context, self._dependencies
+        stores, limits, monotonic = dependencies.stores, dependencies.limits, dependencies.monotonic
+        reporter = AutoResumeRecorder(context.writer, stores, context.metrics, limits, monotonic)
+        shared = (self._reconciler, self._health_tracker, stores, reporter, limits, monotonic)
+        return AutoResumeLoop(LoopDependencies(context.view, *shared, context.tenants))
+
+    def _create_alert_worker(self, inbox: AlertInbox) -> AlertWorker:
+        context, dependencies = self._context, self._dependencies
+        shared = (dependencies.stores, context.view, context.writer, context.metrics, context.tenants)
+        return AlertWorker(inbox, dependencies.rules, self._reconciler, *shared)
+
+    def _create_janitor(self) -> Janitor:
+        context, dependencies = self._context, self._dependencies
+        submitter = submitter_of(dependencies.api)
+        return Janitor(
+            dependencies.stores,
+            context.tenants,
+            context.view,
+            lambda: find_incomplete_reason(context.watches),
+            lambda: submitter().cluster,
+            WholeLedgerReader(dependencies.api, dependencies.lease_namespace, DEFAULT_LEDGER_NAME).read,
+            context.is_leader,
+            context.metrics,
+            dependencies.now,
+            dependencies.janitor_mode,
+        )
+
+
+def create_trigger_worker(
+    dependencies: ControllerDependencies, settings: TriggerSettings, metrics: ControllerMetrics
+) -> TriggerWorker:
+    """Create the worker that makes the runs of objects."""
+    api, namespaces, monotonic = dependencies.api, dependencies.namespaces, dependencies.monotonic
+
+    def list_templates() -> list[Object]:
+        scopes: Sequence[str | None] = (None,) if namespaces is None else namespaces
+        return [template for scope in scopes for template in list_trigger_templates(api, scope)]
+
+    @functools.cache
+    def rate(_: str) -> TokenBucket:
+        return TokenBucket(settings.runs_per_minute / 60, int(settings.runs_per_minute), monotonic, starts_full=True)
+
+    return TriggerWorker(
+        TriggerDependencies(
+            TriggerCatalog(list_templates, settings.sources, monotonic),
+            dependencies.buckets,
+            dependencies.stores,
+            submitter_of(api),
+            lambda namespace, name: api.get(WORKFLOW_TEMPLATES, namespace, name),
+            lambda namespace: rate(namespace).take(),
+            metrics,
+            monotonic,
+            settings.interval_seconds,
+        )
+    )
+
+
 class Controller:
     """One candidate for leadership. Several may run; one leads.
 
@@ -248,15 +220,7 @@ class Controller:
         self.metrics = ControllerMetrics()
         self.triggers: TriggerWorker | None = None
         if dependencies.triggers is not None:
-            self.triggers = create_trigger_worker(
-                dependencies.api,
-                dependencies.namespaces,
-                dependencies.stores,
-                self.metrics,
-                dependencies.triggers,
-                dependencies.monotonic,
-                dependencies.buckets,
-            )
+            self.triggers = create_trigger_worker(dependencies, dependencies.triggers, self.metrics)
         self.metrics.registry.register(dependencies.api.unreadable)
         self._dependencies = dependencies
         self._lease = LeaderElector(
@@ -332,7 +296,9 @@ class Controller:
         ]
         if dependencies.agent_pods:
             specs.append(("agent-cleaner", AgentPodCleaner(view, writer, self.metrics).run))
-        specs += WorkerFactory(self._build_context(view, self._watches, writer)).create_workers()
+        is_leader = lambda: self._lease.is_leader  # noqa: E731
+        context = ControllerContext(dependencies, view, self._watches, writer, self.metrics, is_leader, self.triggers)
+        specs += WorkerFactory(context).create_workers()
         workers = [threading.Thread(target=work, args=(stop,), name=name, daemon=True) for name, work in specs]
         self.metrics.is_leader.set(1)
         self._watches.start(stop)
@@ -345,27 +311,6 @@ class Controller:
             worker.join(_SHUTDOWN_SECONDS)
         self.metrics.is_leader.set(0)
         self._watches = self._event_recorder = None
-
-    def _build_context(self, view: WatchCache, watches: ClusterWatches, writer: ClusterWriter) -> ControllerContext:
-        dependencies = self._dependencies
-        return ControllerContext(
-            dependencies.api,
-            dependencies.namespaces,
-            dependencies.stores,
-            view,
-            watches,
-            writer,
-            self.metrics,
-            lambda: self._lease.is_leader,
-            dependencies.limits,
-            dependencies.monotonic,
-            dependencies.inbox,
-            dependencies.janitor_mode,
-            dependencies.now,
-            dependencies.rules,
-            self.triggers,
-            dependencies.lease_namespace,
-        )
 
 
 class HealthServer(AppServer):

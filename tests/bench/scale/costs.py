@@ -101,6 +101,8 @@ def janitor_round(ended: int, namespaces: int = 1) -> Cost:
 class _Reporter:
     def report_result(self, *_: object) -> None: ...
 
+    def report_open_breakers(self, count: int) -> None: ...
+
     def report_failure(self, what: str) -> None:
         raise AssertionError(what)
 

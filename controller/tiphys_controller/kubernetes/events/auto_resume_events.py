@@ -55,7 +55,6 @@ class AutoResumeRecorder:
         self._monotonic = monotonic
         self._recorded: LRUCache[tuple[RunKey, str], bool] = LRUCache(_MAX_RECORDED)
         self._lock = threading.Lock()
-        self._open_breakers: set[RunKey] = set()
 
     def report_result(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
         self._count(tracked_run, result)
@@ -76,6 +75,9 @@ class AutoResumeRecorder:
         )
         if tracked_run.workflow is not None:
             self._record_event(tracked_run.workflow, message)
+
+    def report_open_breakers(self, count: int) -> None:
+        self._metrics.open_breakers.set(count)
 
     def report_failure(self, what: str) -> None:
         self._metrics.failures.labels(what).inc()
@@ -99,8 +101,6 @@ class AutoResumeRecorder:
 
     def _count(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
         metrics, decision = self._metrics, result.decision
-        (self._open_breakers.add if decision.reason == "BreakerOpen" else self._open_breakers.discard)(tracked_run.key)
-        metrics.open_breakers.set(len(self._open_breakers))
         if decision.action is not AutoResumeAction.RESUME:
             metrics.not_resumed.labels(decision.reason).inc()
         elif result.resumed is None:

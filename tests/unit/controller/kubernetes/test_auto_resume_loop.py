@@ -21,7 +21,8 @@ from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.fakes.counting_store import CountingStore
 from support.servers.kube_server import KubeServer
 from support.stories.auto_resume_loop import RUN, Bench, hour_of_time_outs
-from tiphys_controller import start_run
+from tiphys_controller import resume_run, start_run
+from tiphys_controller.auto_resume import decide
 from tiphys_controller.auto_resume.observation_health import ObservationHealthTracker
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes import KubernetesSubmitter, auto_resume_loop
@@ -202,7 +203,7 @@ def test_a_dry_run_only_says_what_it_would_do(server: KubeServer, api: KubeApi, 
     assert bench.count("resumes_not_made_total", cause="unknown") >= 1
 
 
-def test_an_open_breaker_shows_and_closes(bench: Bench) -> None:
+def _open_breaker(bench: Bench) -> None:
     bench.started()
     bench.round(times=2)
     for name in (RUN, f"{RUN}-2", f"{RUN}-3"):
@@ -211,8 +212,36 @@ def test_an_open_breaker_shows_and_closes(bench: Bench) -> None:
     assert bench.names() == [RUN, f"{RUN}-2", f"{RUN}-3"]
     assert bench.count("breakers_open") == 1
     assert bench.reasons()[-1] == "AutoResumeBreakerOpen"
+
+
+def test_an_open_breaker_shows_and_closes(bench: Bench) -> None:
+    _open_breaker(bench)
     bench.round(6 * 3600)
     assert bench.names()[-1] == f"{RUN}-4"
+    bench.round()
+    assert bench.count("breakers_open") == 0
+
+
+def test_an_open_breaker_counts_no_longer_once_a_person_has_resumed_the_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "_MAX_RETRIES_AFTER_BREAKER", 0)  # so only a person resumes it
+    _open_breaker(bench)
+    resume_run(bench.store, KubernetesSubmitter(bench.api, identify_cluster(bench.api)), RUN)
+    bench.round(times=2)
+    assert bench.count("breakers_open") == 0
+    bench.change(f"{RUN}-4", {"status": {"phase": "Succeeded"}})
+    bench.round(30, times=2)
+    assert bench.count("breakers_open") == 0
+
+
+def test_an_open_breaker_is_forgotten_with_its_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "_MAX_RETRIES_AFTER_BREAKER", 0)
+    monkeypatch.setattr(auto_resume_loop, "_MAX_SETTLED_RUNS", 0)
+    _open_breaker(bench)
+    for name in bench.names():
+        bench.delete(name)
+    bench.round(1, times=2)
     assert bench.count("breakers_open") == 0
 
 
