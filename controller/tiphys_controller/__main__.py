@@ -11,25 +11,22 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import prometheus_client
 import structlog
 
 from tiphys.errors import TiphysError
 from tiphys.kube import connect_to_cluster
-from tiphys.service.http_server import add_tls_options, read_tls_options
+from tiphys.service.http_server import AppServer, add_tls_options, read_tls_options
 from tiphys.service.logging import configure_json_logging
 from tiphys.store import TenantStores
 from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, read_alert_rules
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
-from tiphys_controller.kubernetes.controller import (
-    Controller,
-    ControllerDependencies,
-    HealthServer,
-    TriggerSettings,
-)
+from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies, TriggerSettings
 from tiphys_controller.server.access import AccessControl
+from tiphys_controller.server.app import create_controller_app
 from tiphys_controller.server.routes import create_alerts_route, create_storage_events_route
 from tiphys_controller.submit.triggers.catalog import ObjectSources
 
@@ -83,8 +80,11 @@ def _run(options: argparse.Namespace) -> None:
     if token_file := options.storage_events_token_file or options.token_file:
         access = AccessControl(token_file, controller.metrics.observe_call)
         api_routes.append(create_storage_events_route(controller.triggers, access))
-    with HealthServer(controller, options.host, options.port, api_routes, certificate) as health:
-        _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
+    app = create_controller_app(controller.check_ready, controller.metrics.render, api_routes)
+    with AppServer(app, options.host, options.port, certificate) as server:
+        _log.info(
+            "controller.started", port=urlsplit(server.url).port, store=options.store, namespaces=namespaces or "all"
+        )
         controller.run(stop)
         _log.info("controller.stopping")
 

@@ -8,7 +8,7 @@ between two turns but how far its tenant has come.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import structlog
@@ -42,62 +42,56 @@ _SHARDS = tuple(f"{number:02x}" for number in range(256))
 _log = structlog.get_logger()
 
 
+@dataclass
 class AlertWorker:
     """Handles the pending alerts of all tenants in rounds, in which each tenant has a turn."""
 
-    def __init__(
-        self,
-        inbox: AlertInbox,
-        rules: AlertRules,
-        reconciler: AutoResumeReconciler,
-        stores: Callable[[str], Store],
-        view: WatchCache,
-        writer: ClusterWriter,
-        metrics: ControllerMetrics,
-        tenants: Callable[[], list[str]],
-    ) -> None:
-        self._inbox = inbox
-        self._stores = stores
-        self._view = view
-        self._writer = writer
-        self._metrics = metrics
-        self._tenants = tenants
-        self._guard = TenantGuard("alerts", metrics.failures.labels("alert").inc)
-        self._handler = AlertHandler(stores, reconciler, rules, self)
-        self._sweeps: dict[str, AlertSweep] = {}
-        self.has_backlog = False
-        """Whether the last round left alerts to look at."""
+    inbox: AlertInbox
+    rules: AlertRules
+    reconciler: AutoResumeReconciler
+    stores: Callable[[str], Store]
+    view: WatchCache
+    writer: ClusterWriter
+    metrics: ControllerMetrics
+    tenants: Callable[[], list[str]]
+    _sweeps: "dict[str, AlertSweep]" = field(default_factory=dict)
+    has_backlog: bool = False
+    """Whether the last round left alerts to look at."""
+
+    def __post_init__(self) -> None:
+        self._guard = TenantGuard("alerts", self.metrics.failures.labels("alert").inc)
+        self._handler = AlertHandler(self.stores, self.reconciler, self.rules, self)
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop``."""
         ticks, waiting = 0, 0
         while not stop.is_set():
-            arrived = self._inbox.arrived.wait(0 if self.has_backlog else _TICK_SECONDS)
-            self._inbox.arrived.clear()
+            arrived = self.inbox.arrived.wait(0 if self.has_backlog else _TICK_SECONDS)
+            self.inbox.arrived.clear()
             ticks += 1
             if (arrived or waiting or self.has_backlog or ticks >= _FULL_ROUND_TICKS) and not stop.is_set():
                 ticks, waiting = 0, self.run_round()
 
     def run_round(self) -> int:
         """Give each tenant a turn; returns how many of the alerts looked at must wait."""
-        self._sweeps = {name: self._sweeps.get(name) or AlertSweep() for name in self._tenants()}
+        self._sweeps = {name: self._sweeps.get(name) or AlertSweep() for name in self.tenants()}
         self.has_backlog = False
         for namespace, sweep in self._sweeps.items():
             with self._guard.visit(namespace=namespace):
                 self._take_turn(namespace, sweep)
                 self.has_backlog |= bool(sweep.after)
         waiting = sum(max(sweep.waiting, sweep.waited) for sweep in self._sweeps.values())
-        self._metrics.alerts_waiting.set(waiting)
+        self.metrics.alerts_waiting.set(waiting)
         return waiting
 
     def _take_turn(self, namespace: str, sweep: "AlertSweep") -> None:
-        pending = sweep.find_next_pending(self._stores(namespace))
+        pending = sweep.find_next_pending(self.stores(namespace))
         sweep.count_waiting(self._handler.handle_pending(namespace, pending))
 
     def find_run(self, namespace: str, labels: Mapping[str, str]) -> str:
-        store, name, workflow = self._stores(namespace), find_run_label(labels), find_workflow_label(labels)
+        store, name, workflow = self.stores(namespace), find_run_label(labels), find_workflow_label(labels)
         if not name and workflow:
-            view = next((found for found in self._view.workflows() if _has_name(found, namespace, workflow)), None)
+            view = next((found for found in self.view.workflows() if _has_name(found, namespace, workflow)), None)
             if view is not None and (submission := find_submission(store, view)) is not None:
                 return submission.run
             name = workflow  # the first Workflow of a run has the name of the run
@@ -110,21 +104,21 @@ class AlertWorker:
     def find_shutdowns(self, namespace: str) -> Mapping[str, str]:
         return {
             workflow.uid: workflow.shutdown
-            for workflow in self._view.workflows()
+            for workflow in self.view.workflows()
             if workflow.namespace == namespace and workflow.shutdown
         }
 
     def record_handled(self, key: RunKey, alert: str, record: AlertRecord, done: AlertResultRecord) -> None:
-        self._metrics.alerts.labels(done.outcome).inc()
+        self.metrics.alerts.labels(done.outcome).inc()
         if not key[1]:
             _log.warning("alert.unmatched", namespace=key[0], alert=alert, name=record.name, why=done.message)
             return
         _log.info("alert.handled", namespace=key[0], run=key[1], alert=alert, outcome=done.outcome, why=done.message)
-        for workflow in self._view.workflows():
+        for workflow in self.view.workflows():
             if workflow.namespace != key[0] or key[1] not in (workflow.run, workflow.admitted_run):
                 continue
             try:
-                self._writer.record_event(workflow, alert_handled_message(alert, record.name, done))
+                self.writer.record_event(workflow, alert_handled_message(alert, record.name, done))
             except TiphysError as error:  # the action is done; the run's own events record it
                 _log.warning("alert.not_reported", namespace=key[0], workflow=workflow.name, error=str(error))
 

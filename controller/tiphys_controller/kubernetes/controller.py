@@ -10,16 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from urllib.parse import urlsplit
-
-from starlette.routing import Route
 
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi, LeaderElector, Object, identify_cluster
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME, LEASES, WORKFLOW_TEMPLATES, WORKFLOWS
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.records import utc_now
-from tiphys.service.http_server import AppServer, ServerCertificate
 from tiphys.store import Store
 from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, AlertRules
 from tiphys_controller.alerts.webhook import AlertInbox
@@ -39,7 +35,6 @@ from tiphys_controller.kubernetes.step_recorder import StepRecorder
 from tiphys_controller.kubernetes.watch_cache import ClusterWatches, WatchCache, find_incomplete_reason
 from tiphys_controller.kubernetes.workflow_view import build_workflow_view
 from tiphys_controller.kubernetes.writer import COMPONENT, ClusterWriter
-from tiphys_controller.server.app import create_controller_app
 from tiphys_controller.submit.triggers.bucket import Buckets, S3Buckets
 from tiphys_controller.submit.triggers.catalog import ObjectSources, TriggerCatalog, list_trigger_templates
 from tiphys_controller.submit.triggers.worker import TriggerDependencies, TriggerWorker
@@ -311,34 +306,3 @@ class Controller:
             worker.join(_SHUTDOWN_SECONDS)
         self.metrics.is_leader.set(0)
         self._watches = self._event_recorder = None
-
-
-class HealthServer(AppServer):
-    """HTTP server of the controller, between ``__enter__`` and ``__exit__``.
-
-    Args:
-        controller: The controller.
-        host: Address to listen on.
-        port: Port to listen on; 0 for a free one.
-        api_routes: Routes of the HTTP API.
-        certificate: Certificate for TLS; None for plain HTTP.
-
-    Raises:
-        ConflictError: the port is in use.
-        UsageError: the host cannot be listened on.
-    """
-
-    def __init__(
-        self,
-        controller: Controller,
-        host: str,
-        port: int,
-        api_routes: Sequence[Route] = (),
-        certificate: ServerCertificate | None = None,
-    ) -> None:
-        app = create_controller_app(controller.check_ready, controller.metrics.render, api_routes)
-        super().__init__(app, host, port, certificate)
-
-    @property
-    def port(self) -> int:
-        return urlsplit(self.url).port or 0

@@ -10,6 +10,7 @@ node reports again.
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
@@ -51,41 +52,36 @@ def must_end_gangs(workflow: WorkflowView) -> bool:
     return bool(workflow.gangs) and (bool(workflow.shutdown) or workflow.finished)
 
 
+@dataclass
 class GangCleaner:
     """Deletes gangs of ended Workflows, and gangs that wait for a lost member."""
 
-    def __init__(
-        self,
-        view: WatchCache,
-        api: KubeApi,
-        writer: ClusterWriter,
-        metrics: ControllerMetrics,
-        monotonic: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = utc_now,
-    ) -> None:
-        self._view = view
-        self._api = api
-        self._writer = writer
-        self._guard = TenantGuard("gang", metrics.failures.labels("gang").inc)
-        self._monotonic = monotonic
-        self._now = now
-        self._lost_checked_at = monotonic()
-        self._first_looks: dict[_EndedWorkflow, float] = {}
-        self._done: set[_EndedWorkflow] = set()
+    view: WatchCache
+    api: KubeApi
+    writer: ClusterWriter
+    metrics: ControllerMetrics
+    monotonic: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = utc_now
+    _first_looks: dict[_EndedWorkflow, float] = field(default_factory=dict)
+    _done: set[_EndedWorkflow] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._guard = TenantGuard("gang", self.metrics.failures.labels("gang").inc)
+        self._lost_checked_at = self.monotonic()
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop``."""
         version = -1
         while not stop.is_set():
-            version = self._view.wait(version, _PAUSE_SECONDS)
+            version = self.view.wait(version, _PAUSE_SECONDS)
             self.end_finished()
-            if self._monotonic() - self._lost_checked_at >= LOST_MEMBER_CHECK_SECONDS:
-                self._lost_checked_at = self._monotonic()
+            if self.monotonic() - self._lost_checked_at >= LOST_MEMBER_CHECK_SECONDS:
+                self._lost_checked_at = self.monotonic()
                 self.end_lost()
 
     def end_finished(self) -> None:
         """Delete the gangs of ended Workflows. A namespace that fails is checked again in the next round."""
-        ended = {_ended_workflow(workflow): workflow for workflow in self._view.workflows() if must_end_gangs(workflow)}
+        ended = {_ended_workflow(workflow): workflow for workflow in self.view.workflows() if must_end_gangs(workflow)}
         self._done &= ended.keys()
         self._first_looks = {key: at for key, at in self._first_looks.items() if key in ended}
         due = {key: view for key, view in ended.items() if self._is_due(key)}
@@ -103,7 +99,7 @@ class GangCleaner:
 
     def end_lost(self) -> None:
         """Delete gangs with a member that its node did not end long after the deletion."""
-        live = [workflow for workflow in self._view.workflows() if workflow.gangs and not workflow.finished]
+        live = [workflow for workflow in self.view.workflows() if workflow.gangs and not workflow.finished]
         for namespace in sorted({workflow.namespace for workflow in live}):
             backends = {kind for workflow in live if workflow.namespace == namespace for kind in workflow.gangs}
             with self._guard.visit(namespace=namespace):
@@ -112,24 +108,24 @@ class GangCleaner:
                     self._end_matching(backend, namespace, GANG_LABEL, lost, _is_active_and_rigid)
 
     def _members(self, namespace: str) -> list[Object]:
-        return self._api.list(PODS, namespace, f"{MEMBER_LABEL}=true").items
+        return self.api.list(PODS, namespace, f"{MEMBER_LABEL}=true").items
 
     def _find_lost_gang(self, pod: Object) -> str:
         """Gang of a pod whose deletion is overdue; empty for any other pod."""
         deadline = pod["metadata"].get("deletionTimestamp")
-        overdue = deadline is not None and self._now() - datetime.fromisoformat(deadline) > DELETION_GRACE
+        overdue = deadline is not None and self.now() - datetime.fromisoformat(deadline) > DELETION_GRACE
         ended = is_final_pod_phase((pod.get("status") or {}).get("phase"))
         return str(pod["metadata"]["labels"].get(GANG_LABEL, "")) if overdue and not ended else ""
 
     def _is_due(self, key: _EndedWorkflow) -> bool:
         first = self._first_looks.get(key)
-        return key not in self._done and (first is None or self._monotonic() - first >= SECOND_LOOK_SECONDS)
+        return key not in self._done and (first is None or self.monotonic() - first >= SECOND_LOOK_SECONDS)
 
     def _record_look(self, key: _EndedWorkflow) -> None:
         if key in self._first_looks:
             self._done.add(key)
         else:
-            self._first_looks[key] = self._monotonic()
+            self._first_looks[key] = self.monotonic()
 
     def _end_matching(
         self, backend: GangBackend, namespace: str, label: str, values: set[str], is_due: Callable[[Object], bool]
@@ -137,9 +133,9 @@ class GangCleaner:
         def select(workload: Object) -> Object | None:
             return workload if workload["metadata"]["labels"].get(label) in values and is_due(workload) else None
 
-        for workload in self._api.list(GANG_RESOURCES[backend], namespace, GANG_LABEL, transform=select).items:
+        for workload in self.api.list(GANG_RESOURCES[backend], namespace, GANG_LABEL, transform=select).items:
             try:
-                self._writer.end_gang(backend, workload)
+                self.writer.end_gang(backend, workload)
             except FencedError:
                 raise
             except ConflictError:
@@ -159,40 +155,41 @@ def _ended_workflow(workflow: WorkflowView) -> _EndedWorkflow:
     return _EndedWorkflow(workflow.uid, workflow.namespace, (workflow.shutdown, workflow.finished))
 
 
+@dataclass
 class AgentPodCleaner:
     """Deletes agent pods that block their Workflow."""
 
-    def __init__(
-        self, view: WatchCache, writer: ClusterWriter, metrics: ControllerMetrics, now: Callable[[], datetime] = utc_now
-    ) -> None:
-        self._view = view
-        self._writer = writer
+    view: WatchCache
+    writer: ClusterWriter
+    metrics: ControllerMetrics
+    now: Callable[[], datetime] = utc_now
+    _deleted: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
         # Another pod may have its name by now, or another controller leads.
-        self._guard = TenantGuard("agent", metrics.failures.labels("agent").inc, ConflictError)
-        self._now = now
-        self._deleted: set[str] = set()
+        self._guard = TenantGuard("agent", self.metrics.failures.labels("agent").inc, ConflictError)
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop``."""
         version = -1
         while not stop.is_set():
-            version = self._view.wait(version, _PAUSE_SECONDS)
+            version = self.view.wait(version, _PAUSE_SECONDS)
             self.delete_stuck_pods()
 
     def delete_stuck_pods(self) -> None:
         """Delete agent pods that block a running Workflow. A failed deletion is retried in the next round."""
-        live = {workflow.uid: workflow for workflow in self._view.workflows() if not workflow.finished}
-        stuck = self._view.stuck_agent_pods()
+        live = {workflow.uid: workflow for workflow in self.view.workflows() if not workflow.finished}
+        stuck = self.view.stuck_agent_pods()
         self._deleted &= {pod.uid for pod in stuck}
-        for pod in select_agent_pods_to_delete(stuck, live, self._now()):
+        for pod in select_agent_pods_to_delete(stuck, live, self.now()):
             if pod.uid not in self._deleted:
                 self._delete(pod, live[pod.workflow_uid])
 
     def _delete(self, pod: StuckAgentPod, workflow: WorkflowView) -> None:
         with self._guard.visit(namespace=pod.namespace, pod=pod.name) as visit:
-            deleted = self._writer.delete_agent_pod(pod)
+            deleted = self.writer.delete_agent_pod(pod)
             self._deleted.add(pod.uid)
             if deleted:
-                self._writer.record_event(workflow, agent_pod_deleted_message(pod.name, pod.uid, pod.reason))
+                self.writer.record_event(workflow, agent_pod_deleted_message(pod.name, pod.uid, pod.reason))
         if isinstance(visit.failure, ConflictError):
             self._deleted.add(pod.uid)

@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
@@ -58,44 +59,33 @@ class _ClusterWorkflows(NamedTuple):
     workflow: Callable[[str, str], Object | None]
 
 
+@dataclass
 class StepRecorder:
-    """Records steps while this controller leads.
+    """Records steps while this controller leads."""
 
-    Args:
-        read: Reads a Workflow by namespace and name.
-        cluster: Returns the identity of the cluster; connects at its first call.
-        stores: Returns the store of a namespace.
-        metrics: Counters.
-        now: Wall clock.
-        warn: Records an Event of the Workflow that says why steps of it are not recorded; each sentence once.
-        monotonic: Monotonic clock in seconds.
-    """
+    read: Callable[[str, str], Object | None]
+    """Reads a Workflow by namespace and name."""
+    cluster: Callable[[], str]
+    """Returns the identity of the cluster; connects at its first call."""
+    stores: Callable[[str], Store]
+    """Returns the store of a namespace."""
+    metrics: ControllerMetrics
+    now: Callable[[], datetime]
+    """Wall clock."""
+    warn: Callable[[Object, str], None]
+    """Records an Event of the Workflow that says why steps of it are not recorded; each sentence once."""
+    monotonic: Callable[[], float] = time.monotonic
+    """Monotonic clock in seconds."""
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _large_workflow: threading.Lock = field(default_factory=threading.Lock)
+    _waiting: OrderedDict[str, _Waiting] = field(default_factory=OrderedDict)
+    _busy: dict[str, str] = field(default_factory=dict)
+    """Namespace of each Workflow that is being recorded, by uid."""
+    _recorders: LRUCache[str, WorkflowRecorder | None] = field(default_factory=lambda: LRUCache(_MAX_RECORDERS))
+    """By uid; None for a Workflow that has nothing to record, or that is refused."""
 
-    def __init__(
-        self,
-        read: Callable[[str, str], Object | None],
-        cluster: Callable[[], str],
-        stores: Callable[[str], Store],
-        metrics: ControllerMetrics,
-        now: Callable[[], datetime],
-        warn: Callable[[Object, str], None],
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._read = read
-        self._cluster = cluster
-        self._stores = stores
-        self._metrics = metrics
-        self._guard = TenantGuard("steps", metrics.failures.labels("record").inc)
-        self._now = now
-        self._warn = warn
-        self._monotonic = monotonic
-        self._changed = threading.Condition()
-        self._large_workflow = threading.Lock()
-        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
-        self._busy: dict[str, str] = {}
-        """Namespace of each Workflow that is being recorded, by uid."""
-        self._recorders: LRUCache[str, WorkflowRecorder | None] = LRUCache(_MAX_RECORDERS)
-        """By uid; None for a Workflow that has nothing to record, or that is refused."""
+    def __post_init__(self) -> None:
+        self._guard = TenantGuard("steps", self.metrics.failures.labels("record").inc)
 
     def note(self, workflow: Object) -> None:
         """Note a new state of a Workflow, which is recorded soon."""
@@ -147,7 +137,7 @@ class StepRecorder:
         """The next Workflow whose namespace has a free thread."""
         if len(self._busy) >= _THREADS:
             return None
-        used, moment = Counter(self._busy.values()), self._monotonic()
+        used, moment = Counter(self._busy.values()), self.monotonic()
         for uid, waiting in self._waiting.items():
             is_free = uid not in self._busy and used[waiting.namespace] < _THREADS_OF_NAMESPACE
             if is_free and waiting.not_before <= moment:
@@ -167,7 +157,7 @@ class StepRecorder:
             with self._changed:
                 del self._busy[uid]
                 if is_repeated:
-                    later = waiting._replace(document=None, not_before=self._monotonic() + _PAUSE_SECONDS)
+                    later = waiting._replace(document=None, not_before=self.monotonic() + _PAUSE_SECONDS)
                     self._waiting.setdefault(uid, later)
                 self._changed.notify()
 
@@ -182,7 +172,7 @@ class StepRecorder:
 
     def _record(self, uid: str, waiting: _Waiting) -> bool:
         """Record a Workflow; whether it has to be looked at again although it may not change."""
-        workflow = waiting.document or self._read(waiting.namespace, waiting.name)
+        workflow = waiting.document or self.read(waiting.namespace, waiting.name)
         if workflow is None or workflow["metadata"]["uid"] != uid:
             return False
         if self._is_old(workflow):
@@ -211,8 +201,8 @@ class StepRecorder:
 
     def _tell(self, waiting: _Waiting, why: str) -> bool:
         try:
-            if (workflow := waiting.document or self._read(waiting.namespace, waiting.name)) is not None:
-                self._warn(workflow, why)
+            if (workflow := waiting.document or self.read(waiting.namespace, waiting.name)) is not None:
+                self.warn(workflow, why)
             return True
         except Exception as error:  # noqa: BLE001  the log has it all the same, and the Workflow may be malformed
             _log.warning("steps.untold", namespace=waiting.namespace, workflow=waiting.name, error=str(error))
@@ -228,7 +218,7 @@ class StepRecorder:
             self._keep(uid, None)
             return None
         metadata = workflow["metadata"]
-        store = self._stores(metadata["namespace"])
+        store = self.stores(metadata["namespace"])
         pipeline = CompiledPipeline.from_manifest(submitted)
         if pipeline.store.rstrip("/") not in ("", store.url.rstrip("/")):
             raise UsageError(
@@ -239,12 +229,12 @@ class StepRecorder:
         name = parameters.get(RUN_PARAMETER) or check_authored_name(pipeline, None)
         binding = bind_workflow(
             store,
-            _ClusterWorkflows(self._cluster(), lambda *_: workflow),
+            _ClusterWorkflows(self.cluster(), lambda *_: workflow),
             WorkflowMetadata(name=metadata["name"], namespace=metadata["namespace"], uid=uid),
             name,
             parameters.get(SUBMISSION_PARAMETER, ""),
         )
-        recorder = WorkflowRecorder(store, binding, on_end=lambda _: self._metrics.recorded_steps.inc())
+        recorder = WorkflowRecorder(store, binding, on_end=lambda _: self.metrics.recorded_steps.inc())
         self._keep(uid, recorder)
         return recorder
 
@@ -257,4 +247,4 @@ class StepRecorder:
     def _is_old(self, workflow: Object) -> bool:
         status = workflow.get("status")
         finished = parse_node_time(status.get("finishedAt")) if isinstance(status, dict) else None
-        return finished is not None and (self._now() - finished).total_seconds() > _OLD_SECONDS
+        return finished is not None and (self.now() - finished).total_seconds() > _OLD_SECONDS

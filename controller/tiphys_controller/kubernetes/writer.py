@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
@@ -24,6 +25,7 @@ _ANNOTATIONS = {"title": TITLE_ANNOTATION, "description": DESCRIPTION_ANNOTATION
 _log = structlog.get_logger()
 
 
+@dataclass
 class ClusterWriter:
     """Writes to the cluster; checks ``is_leader`` right before each request.
 
@@ -31,62 +33,54 @@ class ClusterWriter:
     `FencedError` if another controller may lead by now.
     """
 
-    def __init__(
-        self,
-        api: KubeApi,
-        is_leader: Callable[[], bool],
-        metrics: ControllerMetrics,
-        now: Callable[[], datetime],
-        instance: str = COMPONENT,
-    ) -> None:
-        self._api = api
-        self._is_leader = is_leader
-        self._metrics = metrics
-        self._now = now
-        self._instance = instance
+    api: KubeApi
+    is_leader: Callable[[], bool]
+    metrics: ControllerMetrics
+    now: Callable[[], datetime]
+    instance: str = COMPONENT
 
     def record_event(self, workflow: WorkflowView, message: EventMessage) -> None:
         """Create the Event unless it exists: its name is a function of Workflow and message key."""
-        require_leadership(self._is_leader)
+        require_leadership(self.is_leader)
         try:
-            self._api.create(EVENTS, workflow.namespace, self._build_event(workflow, message))
+            self.api.create(EVENTS, workflow.namespace, self._build_event(workflow, message))
         except ObjectExistsError:
             return
-        self._metrics.events.labels(message.reason).inc()
+        self.metrics.events.labels(message.reason).inc()
 
     def record_unreadable(self, kube_object: Object, reason: str) -> None:
         """Create the Event of an object that every list and watch leaves out, see `tiphys.kube.unreadable`."""
         metadata = kube_object["metadata"]
         if "namespace" in metadata:
-            require_leadership(self._is_leader)
+            require_leadership(self.is_leader)
             message = f"Tiphys leaves this {kube_object['kind']} out, because it cannot be read: {reason}"
-            self._api.create(EVENTS, metadata["namespace"], self._event(kube_object, "Unreadable", message, "Warning"))
-            self._metrics.events.labels("Unreadable").inc()
+            self.api.create(EVENTS, metadata["namespace"], self._event(kube_object, "Unreadable", message, "Warning"))
+            self.metrics.events.labels("Unreadable").inc()
 
     def annotate(self, workflow: WorkflowView, texts: Mapping[str, str]) -> None:
         """Set annotations of a Workflow. ``texts`` are keyed by ``title`` and ``description``."""
-        require_leadership(self._is_leader)
+        require_leadership(self.is_leader)
         annotations = {_ANNOTATIONS[name]: text for name, text in texts.items()}
         patch: Object = {"metadata": {"uid": workflow.uid, "annotations": annotations}}
-        self._api.patch(WORKFLOWS, workflow.namespace, workflow.name, patch)
-        self._metrics.descriptions.inc()
+        self.api.patch(WORKFLOWS, workflow.namespace, workflow.name, patch)
+        self.metrics.descriptions.inc()
 
     def delete_agent_pod(self, pod: StuckAgentPod) -> bool:
         """As `tiphys_controller.kubernetes.agent_pods.delete_agent_pod`."""
-        require_leadership(self._is_leader)
-        deleted = delete_agent_pod(self._api, pod)
+        require_leadership(self.is_leader)
+        deleted = delete_agent_pod(self.api, pod)
         if deleted:
-            self._metrics.agents_deleted.inc()
+            self.metrics.agents_deleted.inc()
             _log.info("agent.deleted", namespace=pod.namespace, pod=pod.name, reason=pod.reason)
         return deleted
 
     def end_gang(self, backend: GangBackend, workload: Object) -> None:
         """Delete the object that creates the pods of a gang, by uid; the pods get their grace period."""
-        require_leadership(self._is_leader)
+        require_leadership(self.is_leader)
         metadata = workload["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
-        if self._api.delete(GANG_RESOURCES[backend], namespace, name, uid=metadata["uid"], propagation="Background"):
-            self._metrics.gangs_ended.inc()
+        if self.api.delete(GANG_RESOURCES[backend], namespace, name, uid=metadata["uid"], propagation="Background"):
+            self.metrics.gangs_ended.inc()
             _log.info("gang.ended", namespace=namespace, kind=backend.value, name=name)
 
     def _build_event(self, workflow: WorkflowView, message: EventMessage) -> Object:
@@ -101,7 +95,7 @@ class ClusterWriter:
         metadata = involved["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
         digest = hashlib.sha256(f"{uid}/{key or reason}".encode()).hexdigest()[:16]
-        moment = (at or self._now()).strftime("%Y-%m-%dT%H:%M:%SZ")
+        moment = (at or self.now()).strftime("%Y-%m-%dT%H:%M:%SZ")
         return {
             "metadata": {"name": f"{name[:_LONGEST_NAME_PREFIX]}.{digest}", "namespace": namespace},
             "involvedObject": {
@@ -116,7 +110,7 @@ class ClusterWriter:
             "message": _truncate_message(message),
             "source": {"component": COMPONENT},
             "reportingComponent": COMPONENT,
-            "reportingInstance": self._instance,
+            "reportingInstance": self.instance,
             "firstTimestamp": moment,
             "lastTimestamp": moment,
             "count": 1,

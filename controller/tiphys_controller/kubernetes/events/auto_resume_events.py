@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import structlog
 from cachetools import LRUCache
@@ -37,24 +38,17 @@ _MAX_RECORDED = 10_000
 _log = structlog.get_logger()
 
 
+@dataclass
 class AutoResumeRecorder:
     """The `AutoResumeReporter` of a cluster. Records each Event once; event names make that hold across restarts."""
 
-    def __init__(
-        self,
-        writer: ClusterWriter,
-        stores: Callable[[str], Store],
-        metrics: ControllerMetrics,
-        limits: AutoResumeLimits,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._writer = writer
-        self._stores = stores
-        self._metrics = metrics
-        self._limits = limits
-        self._monotonic = monotonic
-        self._recorded: LRUCache[tuple[RunKey, str], bool] = LRUCache(_MAX_RECORDED)
-        self._lock = threading.Lock()
+    writer: ClusterWriter
+    stores: Callable[[str], Store]
+    metrics: ControllerMetrics
+    limits: AutoResumeLimits
+    monotonic: Callable[[], float]
+    _recorded: LRUCache[tuple[RunKey, str], bool] = field(default_factory=lambda: LRUCache(_MAX_RECORDED))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def report_result(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
         self._count(tracked_run, result)
@@ -77,30 +71,30 @@ class AutoResumeRecorder:
             self._record_event(tracked_run.workflow, message)
 
     def report_open_breakers(self, count: int) -> None:
-        self._metrics.open_breakers.set(count)
+        self.metrics.open_breakers.set(count)
 
     def report_failure(self, what: str) -> None:
-        self._metrics.failures.labels(what).inc()
+        self.metrics.failures.labels(what).inc()
 
     def _build_message(self, tracked_run: TrackedRun, result: ReconcileResult) -> EventMessage | None:
         decision, observation = result.decision, result.observation
         if result.resumed and result.resumed.submission is not None:
             return auto_resumed_message(result.resumed.submission, decision.message)
-        if decision.action is AutoResumeAction.RESUME and self._limits.mode is AutomationMode.DRY_RUN:
+        if decision.action is AutoResumeAction.RESUME and self.limits.mode is AutomationMode.DRY_RUN:
             return dry_run_message(observation.next_submission, decision.message)
         if decision.action is AutoResumeAction.RESUME or decision.reason in _UNREPORTED_REASONS:
             return None
-        command = f"`tiphys resume {tracked_run.key[1]} --store {self._stores(tracked_run.key[0]).url}`"
+        command = f"`tiphys resume {tracked_run.key[1]} --store {self.stores(tracked_run.key[0]).url}`"
         return resume_declined_message(observation.submission, decision.reason, decision.message, command)
 
     def _record_event(self, workflow: WorkflowView, message: EventMessage) -> None:
         try:
-            self._writer.record_event(workflow, message)
+            self.writer.record_event(workflow, message)
         except TiphysError as error:  # the resume is done; the run's own events record it
             _log.warning("resume.not_reported", namespace=workflow.namespace, workflow=workflow.name, error=str(error))
 
     def _count(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
-        metrics, decision = self._metrics, result.decision
+        metrics, decision = self.metrics, result.decision
         if decision.action is not AutoResumeAction.RESUME:
             metrics.not_resumed.labels(decision.reason).inc()
         elif result.resumed is None:
@@ -110,12 +104,12 @@ class AutoResumeRecorder:
             metrics.observe_plan(result.resumed.plan)
             self._count_lost(tracked_run.key, result.observation.submission)
             if tracked_run.ended_at is not None:
-                metrics.resume_seconds.observe(max(self._monotonic() - tracked_run.ended_at, 0.0))
+                metrics.resume_seconds.observe(max(self.monotonic() - tracked_run.ended_at, 0.0))
 
     def _count_lost(self, key: RunKey, submission: int) -> None:
         """Count the GPU-seconds that the failures of an ended submission have cost."""
         try:
-            history = RunHistory.for_display(self._stores(key[0]), key[1])
+            history = RunHistory.for_display(self.stores(key[0]), key[1])
             usage = measure_time_usage(history, utc_now())
         except TiphysError as error:  # the resume is done; `tiphys report` shows the cost
             _log.warning("resume.not_accounted", namespace=key[0], run=key[1], error=str(error))
@@ -123,7 +117,7 @@ class AutoResumeRecorder:
         for step in usage.steps:
             for entry in step.entries if step.gpus else ():
                 if entry.submission == submission and entry.failed_by:
-                    self._metrics.lost_gpu_seconds.labels(entry.failed_by).inc(step.gpus * entry.lost_seconds)
+                    self.metrics.lost_gpu_seconds.labels(entry.failed_by).inc(step.gpus * entry.lost_seconds)
 
 
 def _cause_label(observation: RunObservation) -> str:

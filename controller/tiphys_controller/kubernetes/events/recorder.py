@@ -112,59 +112,46 @@ class _RecordedWorkflow:
     """Whether the end of the submission is known to be recorded."""
 
 
+@dataclass
 class EventRecorder:
-    """Reads the run of each Workflow when `is_look_due`, and records what is new.
+    """Reads the run of each Workflow when `is_look_due`, and records what is new."""
 
-    Args:
-        view: The watch cache.
-        stores: Returns the store of a namespace.
-        writer: Writes Events and annotations.
-        metrics: Counters.
-        now: Wall clock.
-        monotonic: Monotonic clock in seconds.
-        descriptions: Whether to write title and description of Workflows too.
-    """
+    view: WatchCache
+    stores: Callable[[str], Store]
+    """Returns the store of a namespace."""
+    writer: ClusterWriter
+    metrics: ControllerMetrics
+    now: Callable[[], datetime]
+    """Wall clock."""
+    monotonic: Callable[[], float]
+    """Monotonic clock in seconds."""
+    descriptions: bool = True
+    """Whether to write title and description of Workflows too."""
+    _recorded: dict[str, _RecordedWorkflow] = field(default_factory=dict)
+    last_error: str = ""
+    """Error of the last request to storage or API server; empty if it succeeded."""
 
-    def __init__(
-        self,
-        view: WatchCache,
-        stores: Callable[[str], Store],
-        writer: ClusterWriter,
-        metrics: ControllerMetrics,
-        now: Callable[[], datetime],
-        monotonic: Callable[[], float],
-        descriptions: bool = True,
-    ) -> None:
-        self._view = view
-        self._stores = stores
-        self._writer = writer
-        self._metrics = metrics
-        self._guard = TenantGuard("look", metrics.failures.labels("look").inc)
-        self._now = now
-        self._monotonic = monotonic
-        self._descriptions = descriptions
-        self._recorded: dict[str, _RecordedWorkflow] = {}
-        self.last_error = ""
-        """Error of the last request to storage or API server; empty if it succeeded."""
+    def __post_init__(self) -> None:
+        self._guard = TenantGuard("look", self.metrics.failures.labels("look").inc)
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop``."""
         version = -1
         with ThreadPoolExecutor(_AT_ONCE, "tiphys-narrator") as pool:
             while not stop.is_set():
-                version = self._view.wait(version, _ROUND_SECONDS)
+                version = self.view.wait(version, _ROUND_SECONDS)
                 self.run_round(pool, stop)
 
     def run_round(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
         """Record every Workflow that is due, and deletions."""
-        for deleted in self._view.pop_deleted_workflows():
+        for deleted in self.view.pop_deleted_workflows():
             self._guarded(deleted, self._record_deletion)
-        workflows = self._view.workflows()
-        self._metrics.workflows.set(sum(not workflow.finished for workflow in workflows))
+        workflows = self.view.workflows()
+        self.metrics.workflows.set(sum(not workflow.finished for workflow in workflows))
         present = {workflow.uid for workflow in workflows}
         for uid in self._recorded.keys() - present:
             del self._recorded[uid]
-        moment, now = self._monotonic(), self._now()
+        moment, now = self.monotonic(), self.now()
         due = [workflow for workflow in workflows if self._is_due(workflow, moment, now)]
         list(pool.map(lambda workflow: None if stop.is_set() else self._guarded(workflow, self._record_run), due))
 
@@ -183,24 +170,24 @@ class EventRecorder:
             return  # the new leader records it
         self.last_error = str(visit.failure) if isinstance(visit.failure, StoreError) else ""
         if visit.failure is not None and (recorded := self._recorded.get(workflow.uid)) is not None:
-            recorded.last_look = StorageLook(self._monotonic(), workflow, is_complete=False)
+            recorded.last_look = StorageLook(self.monotonic(), workflow, is_complete=False)
 
     def _record_run(self, workflow: WorkflowView) -> None:
         recorded = self._recorded[workflow.uid]
-        self._metrics.looks.inc()
-        store = self._stores(workflow.namespace)
+        self.metrics.looks.inc()
+        store = self.stores(workflow.namespace)
         self._read_run(recorded, workflow, store)
         _record_missing_end(recorded, workflow, store)
         resume = _resume_command(recorded.submission_ref, workflow, store)
         has_more = self._record_events(recorded, workflow, resume)
-        if self._descriptions and recorded.submission_ref and recorded.log:
+        if self.descriptions and recorded.submission_ref and recorded.log:
             trainings = self._read_trainings(recorded, workflow, store)
             texts = describe_workflow(workflow, recorded.submission_ref, recorded.log, resume, trainings)
             self._describe(recorded, workflow, texts)
-        elif self._descriptions and workflow.finished and workflow.phase != "Succeeded":
+        elif self.descriptions and workflow.finished and workflow.phase != "Succeeded":
             self._describe(recorded, workflow, describe_refused_workflow(workflow))
         complete = not has_more and (recorded.log is None or recorded.log.is_complete)
-        recorded.last_look = StorageLook(self._monotonic(), workflow, complete)
+        recorded.last_look = StorageLook(self.monotonic(), workflow, complete)
 
     def _read_run(self, recorded: _RecordedWorkflow, workflow: WorkflowView, store: Store) -> None:
         if workflow.store.rstrip("/") not in ("", store.url.rstrip("/")):
@@ -214,7 +201,7 @@ class EventRecorder:
         self, recorded: _RecordedWorkflow, workflow: WorkflowView, store: Store
     ) -> list[tuple[str, TrainingProgress]]:
         """Reports of the running trainings; those of the last `LOOK_AT_TRAININGS_SECONDS` are returned again."""
-        moment = self._monotonic()
+        moment = self.monotonic()
         if recorded.submission_ref is None or recorded.log is None or workflow.finished or workflow.shutdown:
             return []
         running = open_attempts(recorded.submission_ref, recorded.log)
@@ -229,7 +216,7 @@ class EventRecorder:
 
     def _record_events(self, recorded: _RecordedWorkflow, workflow: WorkflowView, resume_command: str) -> bool:
         """Record new Events; returns whether some remain for the next read."""
-        now = self._now()
+        now = self.now()
         unrecorded = [
             message
             for message in build_event_messages(workflow, recorded.submission_ref, recorded.log, resume_command)
@@ -237,7 +224,7 @@ class EventRecorder:
         ]
         recent = [event for event in unrecorded if event.recorded_at is None or not is_expired(event.recorded_at, now)]
         for event in recent[:_EVENTS_PER_LOOK]:
-            self._writer.record_event(workflow, event)
+            self.writer.record_event(workflow, event)
             recorded.recorded_keys.add(event.key)
         return len(recent) > _EVENTS_PER_LOOK
 
@@ -247,15 +234,15 @@ class EventRecorder:
             for name, text in texts.items()
             if name in workflow.narrated_annotations and workflow.annotations.get(name) != text
         }
-        if changed and is_description_due(workflow, recorded.described_at, self._monotonic()):
-            self._writer.annotate(workflow, changed)
-            recorded.described_at = self._monotonic()
+        if changed and is_description_due(workflow, recorded.described_at, self.monotonic()):
+            self.writer.annotate(workflow, changed)
+            recorded.described_at = self.monotonic()
 
     def _record_deletion(self, workflow: WorkflowView) -> None:
         recorded = self._recorded.get(workflow.uid) or _RecordedWorkflow()
-        store = self._stores(workflow.namespace)
+        store = self.stores(workflow.namespace)
         message: EventMessage = workflow_deleted_message(_resume_command(recorded.submission_ref, workflow, store))
-        self._writer.record_event(workflow, message)
+        self.writer.record_event(workflow, message)
 
 
 def _record_missing_end(recorded: _RecordedWorkflow, workflow: WorkflowView, store: Store) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from support.builders.argo_objects import NARRATED, posted_events, put, put_agent, workflow
@@ -16,12 +17,13 @@ from support.builders.compiled_workflows import History
 from support.fakes.argo_workflow import ArgoWorkflow, bare
 from support.processes.polling import until
 from support.servers.kube_server import KubeServer, Request
-from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies, HealthServer
+from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies
 from tiphys_controller.kubernetes.events.recorder import EventRecorder
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.pod_cleanup import AgentPodCleaner
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 from tiphys_controller.kubernetes.writer import ClusterWriter
+from tiphys_controller.server.app import create_controller_app
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.kube import KubeApi, ListSnapshot, Object
@@ -37,6 +39,7 @@ from tiphys.records import (
     TrainingProgress,
     utc_now,
 )
+from tiphys.service.http_server import AppServer
 from tiphys.store import (
     LineageLayout,
     RunLayout,
@@ -465,20 +468,24 @@ def test_a_right_that_is_missing_is_named_by_readyz(server: KubeServer, api: Kub
         return request.plural != "pods"
 
     server.authorize = without_pods
-    with running(api, store) as controller, HealthServer(controller, "127.0.0.1", 0) as health:
-        until(lambda: "cannot watch pods; the log says where and why" in get(health.port, "/readyz")[1])
-        status, body = get(health.port, "/readyz")
+    with running(api, store) as controller, served(controller) as health:
+        until(lambda: "cannot watch pods; the log says where and why" in get(health, "/readyz")[1])
+        status, body = get(health, "/readyz")
         assert status == 503
         assert "ml" not in json.loads(body)["error"]
-        assert get(health.port, "/healthz") == (200, "ok\n")
+        assert get(health, "/healthz") == (200, "ok\n")
         server.authorize = lambda _: True
-        until(lambda: get(health.port, "/readyz") == (200, "ok\n"))
-        assert "tiphys_controller_leads 1.0" in get(health.port, "/metrics")[1]
-        assert get(health.port, "/")[0] == 404
+        until(lambda: get(health, "/readyz") == (200, "ok\n"))
+        assert "tiphys_controller_leads 1.0" in get(health, "/metrics")[1]
+        assert get(health, "/")[0] == 404
 
 
-def get(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+def served(controller: Controller) -> AppServer:
+    return AppServer(create_controller_app(controller.check_ready, controller.metrics.render), "127.0.0.1", 0)
+
+
+def get(server: AppServer, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=120)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

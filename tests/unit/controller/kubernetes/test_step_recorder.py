@@ -173,15 +173,15 @@ def test_a_state_that_comes_while_another_is_recorded_is_recorded_after_it(store
     desk.note(flow)
     first = flow.manifest
     flow.finish()
-    answered = desk.recorder._cluster
+    answered = desk.recorder.cluster
 
     def overtaken() -> str:
-        desk.recorder._cluster = answered
+        desk.recorder.cluster = answered
         desk.recorder.note(flow.manifest)
         desk.recorder.note(first | {"status": flow.manifest["status"]})
         return answered()
 
-    desk.recorder._cluster = overtaken
+    desk.recorder.cluster = overtaken
     desk.recorder.record_waiting()
     assert outcome(store, "digits") is AttemptEndOutcome.DONE
 
@@ -265,7 +265,7 @@ def test_an_event_that_cannot_be_posted_holds_up_no_record(store: MemoryStore, d
     def refuse(*_: object) -> None:
         raise StoreError("the API server is away")
 
-    desk.recorder._warn = refuse
+    desk.recorder.warn = refuse
     manifest = ArgoWorkflow(store, [bare()]).manifest
     manifest["status"] = {"phase": "Running", "offloadNodeStatusVersion": "fnv:1"}
     with capture_logs() as logs:
@@ -339,16 +339,16 @@ def test_recorder_that_tries_again_takes_the_newest_state_of_the_workflow(store:
 
 
 def test_an_api_server_out_of_reach_holds_up_no_workflow_that_is_known(store: MemoryStore, desk: Desk) -> None:
-    identify = desk.recorder._cluster
+    identify = desk.recorder.cluster
 
     def refuse() -> str:
         raise StoreError("the API server does not answer")
 
-    desk.recorder._cluster = refuse
+    desk.recorder.cluster = refuse
     with capture_logs():
         desk.record(numbered(store, 1))
     assert outcome(store, "digits-1") is None
-    desk.recorder._cluster = identify
+    desk.recorder.cluster = identify
     desk.record(numbered(store, 2))
     assert outcome(store, "digits-2") is AttemptEndOutcome.DONE
     desk.moment += 10
@@ -417,7 +417,7 @@ def test_a_namespace_has_at_most_four_threads_and_holds_up_no_other(store: Memor
     released, lock = threading.Event(), threading.Lock()
     active: Counter[str] = Counter()
     most: Counter[str] = Counter()
-    answer = desk.recorder._stores
+    answer = desk.recorder.stores
 
     def stuck(namespace: str) -> Store:
         with lock:
@@ -429,7 +429,7 @@ def test_a_namespace_has_at_most_four_threads_and_holds_up_no_other(store: Memor
             active[namespace] -= 1
         return answer(namespace)
 
-    desk.recorder._stores = stuck
+    desk.recorder.stores = stuck
     for number in range(12):
         desk.note(numbered(store, number))
     with desk.running():
@@ -444,14 +444,14 @@ def test_a_namespace_has_at_most_four_threads_and_holds_up_no_other(store: Memor
 
 def test_a_workflow_is_recorded_by_one_thread_at_a_time(store: MemoryStore, desk: Desk) -> None:
     released, entered = threading.Event(), threading.Semaphore(0)
-    answer = desk.recorder._stores
+    answer = desk.recorder.stores
 
     def stuck(namespace: str) -> Store:
         entered.release()
         assert released.wait(60)
         return answer(namespace)
 
-    desk.recorder._stores = stuck
+    desk.recorder.stores = stuck
     flow = ArgoWorkflow(store, [bare()])
     flow.start()
     with desk.running():
