@@ -10,6 +10,7 @@ earlier than other candidates may acquire it.
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 
 import structlog
@@ -21,59 +22,43 @@ from tiphys.kube.resources import LEASES
 _log = structlog.get_logger()
 
 
+@dataclass
 class LeaderElector:
-    """A candidate for one Lease.
+    """A candidate for the Lease of a name in a namespace."""
 
-    Args:
-        api: The API server.
-        namespace: Namespace of the Lease.
-        name: Name of the Lease.
-        identity: Name of this candidate, unique among the candidates: the name of its pod.
-        monotonic: Seconds of a clock that never jumps and continues while the process is paused.
-        now: Wall clock, for the times in the Lease, which no candidate uses.
-        duration_seconds: Other candidates acquire a Lease that has not changed for this long.
-        renew_seconds: Time between two renewals.
-    """
-
-    def __init__(
-        self,
-        api: KubeApi,
-        namespace: str,
-        name: str,
-        identity: str,
-        *,
-        monotonic: Callable[[], float],
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        duration_seconds: float = 15.0,
-        renew_seconds: float = 2.0,
-    ) -> None:
-        self._api = api
-        self._namespace = namespace
-        self._name = name
-        self._identity = identity
-        self._monotonic = monotonic
-        self._now = now
-        self._duration_seconds = duration_seconds
-        self._renew_seconds = renew_seconds
-        self._observed_version: tuple[str, float] = ("", 0.0)
-        self._renewed_at: float | None = None
+    api: KubeApi
+    namespace: str
+    name: str
+    identity: str
+    """Name of this candidate, unique among the candidates: the name of its pod."""
+    _: KW_ONLY
+    monotonic: Callable[[], float]
+    """Seconds of a clock that never jumps and continues while the process is paused."""
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    """Wall clock, for the times in the Lease, which no candidate uses."""
+    duration_seconds: float = 15.0
+    """Other candidates acquire a Lease that has not changed for this long."""
+    renew_seconds: float = 2.0
+    """Time between two renewals."""
+    _observed_version: tuple[str, float] = ("", 0.0)
+    _renewed_at: float | None = None
 
     @property
     def is_leader(self) -> bool:
         """Whether this candidate leads. Turns False a third of the duration before others can acquire the Lease."""
         renewed_at = self._renewed_at
-        return renewed_at is not None and self._monotonic() - renewed_at < self._duration_seconds * 2 / 3
+        return renewed_at is not None and self.monotonic() - renewed_at < self.duration_seconds * 2 / 3
 
     def try_acquire_or_renew(self) -> bool:
         """Acquire or renew the Lease if possible; return `is_leader`. Call it every ``renew_seconds``."""
-        started_at = self._monotonic()
+        started_at = self.monotonic()
         try:
             if self._acquire_or_renew(started_at):
                 self._renewed_at = started_at
         except ConflictError:
             pass  # another candidate has just written the Lease; the next call reads it
         except (StoreError, NotFoundError) as error:
-            _log.warning("leader.unreachable", lease=self._name, error=str(error))
+            _log.warning("leader.unreachable", lease=self.name, error=str(error))
         return self.is_leader
 
     def run(self, stop: threading.Event, on_started_leading: Callable[[threading.Event], object]) -> None:
@@ -86,24 +71,24 @@ class LeaderElector:
         """
         while not stop.is_set():
             if self.try_acquire_or_renew():
-                _log.info("leader.elected", lease=self._name, identity=self._identity)
+                _log.info("leader.elected", lease=self.name, identity=self.identity)
                 self._lead_until_lost(stop, on_started_leading)
-                _log.info("leader.ended", lease=self._name, identity=self._identity)
-            stop.wait(self._renew_seconds)
+                _log.info("leader.ended", lease=self.name, identity=self.identity)
+            stop.wait(self.renew_seconds)
         self._release()
 
     def _lead_until_lost(self, stop: threading.Event, on_started_leading: Callable[[threading.Event], object]) -> None:
         must_stop = threading.Event()
         worker = threading.Thread(
-            target=self._run_worker, args=(on_started_leading, must_stop), name=f"leader-{self._name}", daemon=True
+            target=self._run_worker, args=(on_started_leading, must_stop), name=f"leader-{self.name}", daemon=True
         )
         worker.start()
-        while worker.is_alive() and not stop.wait(self._renew_seconds):
+        while worker.is_alive() and not stop.wait(self.renew_seconds):
             if not self.try_acquire_or_renew():
                 break
         must_stop.set()
         while worker.is_alive():  # no other candidate may lead until its last writes are done
-            worker.join(self._renew_seconds)
+            worker.join(self.renew_seconds)
             if self.is_leader:
                 self.try_acquire_or_renew()
 
@@ -111,35 +96,35 @@ class LeaderElector:
         try:
             on_started_leading(must_stop)
         except Exception:  # noqa: BLE001  a worker loop: the error is logged, and the next renewal starts it again
-            _log.exception("leader.failed", lease=self._name)
+            _log.exception("leader.failed", lease=self.name)
 
     def _acquire_or_renew(self, started_at: float) -> bool:
-        lease = self._api.get(LEASES, self._namespace, self._name)
+        lease = self.api.get(LEASES, self.namespace, self.name)
         if lease is None:
-            self._api.create(LEASES, self._namespace, self._updated_lease({"metadata": {"name": self._name}}, 0))
+            self.api.create(LEASES, self.namespace, self._updated_lease({"metadata": {"name": self.name}}, 0))
             return True
         spec = lease.get("spec") or {}
-        is_ours = spec.get("holderIdentity") == self._identity
+        is_ours = spec.get("holderIdentity") == self.identity
         version = lease["metadata"]["resourceVersion"]
         if version != self._observed_version[0]:
             # Not `started_at`: the Lease may have been written while the request was under way.
-            self._observed_version = (version, self._monotonic())
-        duration_seconds = float(spec.get("leaseDurationSeconds") or self._duration_seconds)
+            self._observed_version = (version, self.monotonic())
+        duration_seconds = float(spec.get("leaseDurationSeconds") or self.duration_seconds)
         has_expired = started_at - self._observed_version[1] >= duration_seconds
         if not (is_ours or has_expired or not spec.get("holderIdentity")):
             self._renewed_at = None
             return False
-        written = self._api.replace(LEASES, self._namespace, self._updated_lease(lease, 0 if is_ours else 1))
+        written = self.api.replace(LEASES, self.namespace, self._updated_lease(lease, 0 if is_ours else 1))
         self._observed_version = (written["metadata"]["resourceVersion"], started_at)
         return True
 
     def _updated_lease(self, lease: Object, transitions: int) -> Object:
         previous = lease.get("spec") or {}
-        now = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = self.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         acquired_at = now if transitions or "acquireTime" not in previous else previous["acquireTime"]
         spec = {
-            "holderIdentity": self._identity,
-            "leaseDurationSeconds": max(1, math.ceil(self._duration_seconds)),
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": max(1, math.ceil(self.duration_seconds)),
             "acquireTime": acquired_at,
             "renewTime": now,
             "leaseTransitions": int(previous.get("leaseTransitions") or 0) + transitions,
@@ -152,11 +137,11 @@ class LeaderElector:
             return
         self._renewed_at = None
         try:
-            lease = self._api.get(LEASES, self._namespace, self._name)
-            if lease and (lease.get("spec") or {}).get("holderIdentity") == self._identity:
-                self._api.replace(LEASES, self._namespace, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
+            lease = self.api.get(LEASES, self.namespace, self.name)
+            if lease and (lease.get("spec") or {}).get("holderIdentity") == self.identity:
+                self.api.replace(LEASES, self.namespace, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
         except (ConflictError, NotFoundError, StoreError) as error:
-            _log.warning("leader.not_given_up", lease=self._name, error=str(error))
+            _log.warning("leader.not_given_up", lease=self.name, error=str(error))
 
 
 def require_leadership(is_leader: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ observations have been reliable for a while and no mass failure is under way.
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tiphys_controller.auto_resume.state import AutoResumeLimits, RunKey
@@ -50,44 +51,36 @@ def _is_mass_failure(count: int, health: ObservationHealth, limits: AutoResumeLi
     return count >= limits.mass_failure_count and count > health.running_runs
 
 
+@dataclass
 class ObservationHealthTracker:
-    """Collects outages and ends of runs. Thread-safe.
+    """Collects outages and ends of runs. Thread-safe."""
 
-    Args:
-        find_blind_reason: Returns why the watch cache may lack Workflows; empty if it is complete.
-        count_running: Returns the number of running runs.
-        limits: How far back ends are counted.
-        monotonic: Monotonic clock in seconds.
-    """
+    find_blind_reason: Callable[[], str]
+    """Returns why the watch cache may lack Workflows; empty if it is complete."""
+    count_running: Callable[[], int]
+    """Returns the number of running runs."""
+    limits: AutoResumeLimits
+    """How far back ends are counted."""
+    monotonic: Callable[[], float]
+    _outage_at: dict[str, float] = field(default_factory=dict)
+    _recent_ends: dict[RunKey, tuple[float, bool]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(
-        self,
-        find_blind_reason: Callable[[], str],
-        count_running: Callable[[], int],
-        limits: AutoResumeLimits,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._find_blind_reason = find_blind_reason
-        self._count_running = count_running
-        self._limits = limits
-        self._monotonic = monotonic
-        self._outage_at: dict[str, float] = {}
-        self._global_outage_at = monotonic()
-        self._recent_ends: dict[RunKey, tuple[float, bool]] = {}
-        self._lock = threading.Lock()
+    def __post_init__(self) -> None:
+        self._global_outage_at = self.monotonic()
 
     def record_outage(self, namespace: str = "") -> None:
         """API server or store did not answer for one namespace; for all without one."""
         with self._lock:
             if namespace:
-                self._outage_at[namespace] = self._monotonic()
+                self._outage_at[namespace] = self.monotonic()
             else:
-                self._global_outage_at = self._monotonic()
+                self._global_outage_at = self.monotonic()
 
     def record_end(self, key: RunKey, *, vanished: bool) -> None:
         """A run seems to have failed, or with ``vanished`` its Workflow to be gone."""
         with self._lock:
-            self._recent_ends[key] = (self._monotonic(), vanished)
+            self._recent_ends[key] = (self.monotonic(), vanished)
 
     def clear_end(self, key: RunKey) -> None:
         """The run had not failed, or runs again."""
@@ -96,16 +89,16 @@ class ObservationHealthTracker:
 
     def measure_health(self, namespace: str) -> ObservationHealth:
         """Health of the observations of ``namespace`` now."""
-        blind_reason = self._find_blind_reason()
+        blind_reason = self.find_blind_reason()
         if blind_reason:
             self.record_outage()
         with self._lock:
-            now = self._monotonic()
+            now = self.monotonic()
             self._recent_ends = {
                 key: end for key, end in self._recent_ends.items() if now - end[0] < self._retention_seconds(end[1])
             }
             failed = [
-                vanished for at, vanished in self._recent_ends.values() if now - at < self._limits.mass_failure_seconds
+                vanished for at, vanished in self._recent_ends.values() if now - at < self.limits.mass_failure_seconds
             ]
             return ObservationHealth(
                 blind_reason=blind_reason,
@@ -113,11 +106,11 @@ class ObservationHealthTracker:
                 - max(self._global_outage_at, self._outage_at.get(namespace, self._global_outage_at)),
                 failed_runs=len(failed),
                 vanished_workflows=sum(vanished for _, vanished in self._recent_ends.values()),
-                running_runs=self._count_running(),
+                running_runs=self.count_running(),
             )
 
     def _retention_seconds(self, vanished: bool) -> float:
-        return self._limits.mass_vanished_seconds if vanished else self._limits.mass_failure_seconds
+        return self.limits.mass_vanished_seconds if vanished else self.limits.mass_failure_seconds
 
 
 class TokenBucket:

@@ -6,6 +6,7 @@ It needs no argo-server; see `tiphys_controller.argo_server` for that.
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 
@@ -20,16 +21,12 @@ from tiphys_controller.submit.submitter import LiveWorkflow, ShutdownStrategy
 _NO_ARGO = "the cluster has no Workflows: Argo Workflows is not installed there; see `tiphys doctor --cluster`"
 
 
+@dataclass
 class KubernetesSubmitter:
     """The `ClusterSubmitter` of an API server; ``cluster`` is its name by `tiphys.kube.identify_cluster`."""
 
-    def __init__(self, api: KubeApi, cluster: str) -> None:
-        self._api = api
-        self._cluster = cluster
-
-    @property
-    def cluster(self) -> str:
-        return self._cluster
+    api: KubeApi
+    cluster: str
 
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         found = self.read(namespace, name)
@@ -37,14 +34,14 @@ class KubernetesSubmitter:
 
     def read(self, namespace: str, name: str) -> Object | None:
         """The whole object of that name; None if there is none."""
-        return self._api.get(WORKFLOWS, namespace, name)
+        return self.api.get(WORKFLOWS, namespace, name)
 
     def find_obstacles(self, workflows: Collection[str], now: datetime) -> list[Obstacle]:
         """As of `tiphys_controller.submit.submitter.ObstacleFinder`."""
         names = defaultdict[str, set[str]](set)
         for namespace, _, name in (workflow.partition("/") for workflow in workflows):
             names[namespace].add(name)
-        found = (observe_obstacles(self._api, namespace, now, chosen) for namespace, chosen in sorted(names.items()))
+        found = (observe_obstacles(self.api, namespace, now, chosen) for namespace, chosen in sorted(names.items()))
         return distinct_obstacles(chain.from_iterable(found))
 
     def create(self, manifest: Manifest) -> LiveWorkflow:
@@ -57,13 +54,13 @@ class KubernetesSubmitter:
         """
         namespace = manifest["metadata"]["namespace"]
         try:
-            return build_live_workflow(self._api.create(WORKFLOWS, namespace, manifest))
+            return build_live_workflow(self.api.create(WORKFLOWS, namespace, manifest))
         except NotFoundError as error:
             raise NotFoundError(f"cannot create a Workflow in namespace {namespace}: {error}; {_NO_ARGO}") from error
 
     def stop(self, workflow: LiveWorkflow, strategy: ShutdownStrategy = ShutdownStrategy.STOP) -> None:
         patch: Object = {"metadata": {"uid": workflow.uid}, "spec": {"shutdown": strategy.value}}
-        self._api.patch(WORKFLOWS, workflow.namespace, workflow.name, patch)
+        self.api.patch(WORKFLOWS, workflow.namespace, workflow.name, patch)
 
     def watch(
         self,
@@ -72,7 +69,7 @@ class KubernetesSubmitter:
         on_error: Callable[[StoreError], object] = lambda _: None,
     ) -> Iterator[Object]:
         changes = watch_objects(
-            self._api,
+            self.api,
             WORKFLOWS,
             workflow.namespace,
             fields=f"metadata.name={workflow.name}",

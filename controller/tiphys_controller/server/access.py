@@ -10,6 +10,7 @@ import hmac
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -38,27 +39,18 @@ CallObserver = Callable[[str, int, float], None]
 """Called after each call, with its name, status and duration in seconds."""
 
 
+@dataclass
 class AccessControl:
-    """Authorizes callers with the token, as ``Bearer`` or as the password of ``Basic``.
+    """Authorizes callers with the token, as ``Bearer`` or as the password of ``Basic``."""
 
-    Args:
-        token_file: File that holds the token; read at each call, so that it can be rotated.
-        observe_call: Called after each call.
-        monotonic: Monotonic clock in seconds.
-        burst: Largest number of calls at once after a quiet time.
-    """
-
-    def __init__(
-        self,
-        token_file: Path,
-        observe_call: CallObserver,
-        monotonic: Callable[[], float] = time.monotonic,
-        burst: int = _BURST,
-    ) -> None:
-        self._token_file = token_file
-        self._observe_call = observe_call
-        self._monotonic = monotonic
-        self._burst = burst
+    token_file: Path
+    """File that holds the token; read at each call, so that it can be rotated."""
+    observe_call: CallObserver
+    """Called after each call."""
+    monotonic: Callable[[], float] = time.monotonic
+    """Monotonic clock in seconds."""
+    burst: int = _BURST
+    """Largest number of calls at once after a quiet time."""
 
     def guard(
         self, name: str, handler: CallHandler, max_body_bytes: int = MAX_BODY_BYTES
@@ -69,12 +61,12 @@ class AccessControl:
         must not keep alerts from their answer.
         """
         bodies = BodyBudget(max_body_bytes, 2 * max_body_bytes, 2 * max_body_bytes)
-        bucket = TokenBucket(_CALLS_PER_SECOND, self._burst, self._monotonic, starts_full=True)
+        bucket = TokenBucket(_CALLS_PER_SECOND, self.burst, self.monotonic, starts_full=True)
 
         async def answer(request: Request) -> Response:
-            begin = self._monotonic()
+            begin = self.monotonic()
             response = await self._answer(name, handler, request, bucket, bodies)
-            self._observe_call(name, response.status_code, self._monotonic() - begin)
+            self.observe_call(name, response.status_code, self.monotonic() - begin)
             return response
 
         return answer
@@ -106,7 +98,7 @@ class AccessControl:
         It reads the file in the event loop, because the threads may all be busy; the file is in memory (a Secret).
         """
         try:
-            expected = self._token_file.read_bytes().strip()
+            expected = self.token_file.read_bytes().strip()
         except OSError as error:
             return (
                 503,

@@ -6,6 +6,7 @@ The local engine, the Kubernetes API server and an argo-server implement it.
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -121,56 +122,46 @@ def find_obstacles(
     return found
 
 
+@dataclass
 class TenantSubmitter:
-    """A `ClusterSubmitter` for one namespace: whatever a record says, nothing is read or changed in another.
+    """A `ClusterSubmitter` for one namespace: whatever a record says, nothing is read or changed in another."""
 
-    Args:
-        submitter: The submitter of the cluster.
-        namespace: The tenant's namespace.
-        announce: Called with each Workflow right before it is created.
-    """
-
-    def __init__(
-        self,
-        submitter: ClusterSubmitter,
-        namespace: str,
-        announce: Callable[[dict[str, Any]], object] = lambda _: None,
-    ) -> None:
-        self._submitter = submitter
-        self._namespace = namespace
-        self._announce = announce
+    submitter: ClusterSubmitter
+    namespace: str
+    announce: Callable[[dict[str, Any]], object] = lambda _: None
+    """Called with each Workflow right before it is created."""
 
     @property
     def cluster(self) -> str:
-        return self._submitter.cluster
+        return self.submitter.cluster
 
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         self._check(namespace, name)
-        return self._submitter.find(namespace, name)
+        return self.submitter.find(namespace, name)
 
     def read(self, namespace: str, name: str) -> dict[str, Any] | None:
         self._check(namespace, name)
-        return self._submitter.read(namespace, name)
+        return self.submitter.read(namespace, name)
 
     def create(self, manifest: dict[str, Any]) -> LiveWorkflow:
         metadata = manifest["metadata"]
         self._check(metadata.get("namespace", ""), metadata["name"])
-        self._announce(manifest)
-        return self._submitter.create(manifest)
+        self.announce(manifest)
+        return self.submitter.create(manifest)
 
     def stop(self, workflow: LiveWorkflow, strategy: ShutdownStrategy = ShutdownStrategy.STOP) -> None:
         self._check(workflow.namespace, workflow.name)
-        self._submitter.stop(workflow, strategy)
+        self.submitter.stop(workflow, strategy)
 
     def watch(
         self, workflow: LiveWorkflow, stop: threading.Event, on_error: Callable[[StoreError], object] = lambda _: None
     ) -> Iterator[dict[str, Any]]:
         self._check(workflow.namespace, workflow.name)
-        return self._submitter.watch(workflow, stop, on_error)
+        return self.submitter.watch(workflow, stop, on_error)
 
     def _check(self, namespace: str, name: str) -> None:
-        if namespace != self._namespace:
+        if namespace != self.namespace:
             raise IntegrityError(
                 f"the records name Workflow {namespace}/{name}, and this store belongs to namespace "
-                f"{self._namespace}; nothing was done: find out which program wrote these records"
+                f"{self.namespace}; nothing was done: find out which program wrote these records"
             )

@@ -364,11 +364,11 @@ class Hasty(LeaderElector):
     """Counts from the moment it asked, not from the moment it was answered."""
 
     def _acquire_or_renew(self, asked_at: float) -> bool:
-        clock, self._monotonic = self._monotonic, lambda: asked_at
+        clock, self.monotonic = self.monotonic, lambda: asked_at
         try:
             return super()._acquire_or_renew(asked_at)
         finally:
-            self._monotonic = clock
+            self.monotonic = clock
 
 
 @pytest.mark.parametrize("kind", [Unaware, Hasty])
