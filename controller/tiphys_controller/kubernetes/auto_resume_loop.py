@@ -135,7 +135,8 @@ class RunTracker:
         workflow = tracked_run.workflow = tracked.workflow
         if workflow.shutdown:
             tracked_run.shutdowns[workflow.uid] = workflow.shutdown
-        tracked_run.is_breaker_open &= workflow.finished  # by `tiphys resume`
+        if not workflow.finished:
+            tracked_run.is_breaker_open = False  # `tiphys resume` closed it
         if workflow.finished and not tracked.is_end_recorded:
             tracked.is_end_recorded = True
             if workflow.phase != "Succeeded":
