@@ -91,6 +91,8 @@ class _FileState:
     """Whether a scan found this entry, and no process that had it open for writing."""
     is_doubtful: bool = False
     """Whether a process that ended may have left it torn."""
+    versions: int = 0
+    """How often it was changed after a scan had found it closed."""
 
 
 class _HinderedError(Exception):
@@ -136,7 +138,8 @@ class CompletenessDetector:
                 first_seen, writer, seen = (
                     (state.first_seen, state.writer, state.writer_seen) if state else (scan.now, "", 0.0)
                 )
-                state = _FileState(entry, first_seen, scan.now, writer=writer, writer_seen=seen)
+                versions = state.versions + state.was_closed if state else 0
+                state = _FileState(entry, first_seen, scan.now, writer=writer, writer_seen=seen, versions=versions)
             else:
                 state.scans += 1
             if scan.writers is not None:
@@ -227,10 +230,17 @@ class CompletenessDetector:
         return self._why or ("" if self._contents.checkpoints else f"no name fits {self._options.wanted_names}")
 
     def _find_lower(self, newest: FolderCheckpoint) -> str:
-        """Return which step was written after ``newest`` and is lower; empty if none was."""
-        lower = (item for item in self._contents.checkpoints if item.began_ns > newest.began_ns)
-        found = next(lower, None)
-        return f"{found.name} is of a lower step than {newest.name}, which is older" if found else ""
+        """Return what was written after ``newest`` and is of a lower step; empty if nothing was."""
+        newest_ns = max((newest.entries[path].changed_ns for path in newest.files), default=0)
+        for item in self._contents.checkpoints:
+            for root in item.roots:
+                files = [path for path in item.files if path == root or path.startswith(f"{root}/")]
+                if files and min(item.entries[path].changed_ns for path in files) > newest_ns:
+                    return (
+                        f"{root} is of a lower step than {newest.name}, which is older; a program that counts its "
+                        "steps anew, as for each fold, needs --layout whole"
+                    )
+        return ""
 
     def _is_settled(self, checkpoint: FolderCheckpoint) -> bool:
         return all(self._settled.get(path) == checkpoint.entries[path] for path in checkpoint.files)
@@ -332,7 +342,10 @@ class CompletenessDetector:
         """Whether ``checkpoint`` is complete once its files are: it is one file, or appeared under its name at once."""
         files = checkpoint.files
         if checkpoint.step is None:
-            return len({_VERSION_WORDS.sub("", path) for path in files}) == 1
+            versions = {path: self._files[path].versions for path in files}
+            # What is still the first while another file is the third, such as a configuration, is not written with it.
+            again = [path for path in files if versions[path] or max(versions.values()) < 2]
+            return len({_VERSION_WORDS.sub("", path) for path in again}) == 1
         if checkpoint.layout is not None and checkpoint.layout.is_renamed:
             return True
         # Another file of the first step would have followed at once.

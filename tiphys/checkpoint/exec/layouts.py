@@ -76,7 +76,9 @@ TEMPORARY_PATTERNS = (
 
 _LOG_PATTERNS = ("*.log", "*.log.*", "*.out", "*.err", "*.csv", "*.tsv", "*.jsonl", "events.out.tfevents.*", "*.wandb")
 _STEP_LABELS = r"(?:global|time)?_?steps?|updates?"
-_OTHER_LABELS = r"iter(?:ation)?s?|epochs?|ep|ckpt|chkpt|checkpoints?|snapshot|round|model|weights|network"
+_OTHER_LABELS = (
+    r"iter(?:ation)?s?|epochs?|ep|episodes?|generations?|ckpt|chkpt|checkpoints?|snapshot|round|model|weights|network"
+)
 _LABELLED = [
     re.compile(rf"(?<![a-z])(?:{labels})[-_=.]*(\d[\d._-]*)", re.I) for labels in (_STEP_LABELS, _OTHER_LABELS)
 ]

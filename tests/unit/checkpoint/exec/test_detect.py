@@ -178,6 +178,37 @@ def test_a_file_that_is_overwritten_in_place_is_complete_once_it_is_closed():
     assert Watch().closed(2, paths({"model.bin": 1, "optimizer.bin": 1})).select(2) is None
 
 
+def test_a_file_that_is_overwritten_again_and_again_is_not_held_up_by_one_that_is_written_once():
+    watch = Watch().closed(2, paths({"config.json": 1}))
+    for at in (2, 5, 8):
+        folder = paths({"config.json": 1, "state.pkl": at})
+        found = watch.closed(at + 1, folder).select(at + 1)
+    assert found == ["config.json", "state.pkl"]
+
+
+def test_two_files_that_are_overwritten_in_turn_wait_for_each_other():
+    watch = Watch()
+    for at in (1, 3, 5, 7):
+        assert watch.closed(at + 1, paths({"model.bin": at, "optimizer.bin": at - 1})).select(at + 1) is None
+        assert watch.closed(at + 2, paths({"model.bin": at, "optimizer.bin": at + 1})).select(at + 2) is None
+
+
+def test_steps_that_are_counted_anew_in_another_folder_are_named():
+    folds = {f"fold_0/epoch_{step}.json": step for step in (1, 2, 3)}
+    watch = Watch().closed(5, paths(folds))
+    assert watch.select(5) == ["fold_0/epoch_3.json"]
+    watch.detector.settle(paths(folds))
+    watch.closed(8, paths({**folds, "fold_1/epoch_1.json": 7}))
+    assert "fold_1/epoch_1.json is of a lower step than fold_0/epoch_3.json" in watch.why(8)
+    assert "whole" in watch.why(8)
+
+
+def test_files_of_episodes_and_generations_are_numbered():
+    for name in ("episode_{}.npz", "policy-episode-{}.pth", "generation_{}.pkl"):
+        folder = paths({name.format(9): 1, name.format(10): 2})
+        assert Watch().closed(5, folder).select(5) == [name.format(10)]
+
+
 def test_a_folder_that_is_renamed_when_complete_needs_no_quiet_time():
     folder = paths({"4/_CHECKPOINT_METADATA": 1, "4/default/d": 1})
     assert Watch().closed(2, folder).select(2) == ["4/_CHECKPOINT_METADATA", "4/default/d"]
