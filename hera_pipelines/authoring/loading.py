@@ -45,7 +45,10 @@ def load_pipeline(path: Path, name: str | None = None) -> AnyPipeline:
 
 
 def _find_documents(path: Path) -> dict[str, AnyPipeline]:
-    return {pipeline.pipeline_name: pipeline for pipeline in map(YamlPipeline, read_argo_documents(path))}
+    documents = read_argo_documents(path)
+    # A library of templates runs nothing. A file with nothing else is refused with that reason.
+    runnable = [item for item in documents if item.workflow_spec.keys() & {"entrypoint", "workflowTemplateRef"}]
+    return {pipeline.pipeline_name: pipeline for pipeline in map(YamlPipeline, runnable or documents)}
 
 
 def _find_pipelines(module: ModuleType) -> dict[str, AnyPipeline]:

@@ -27,6 +27,7 @@ from tiphys.protocol.compiled_workflow import (
     substitute_tags,
 )
 from tiphys.protocol.drift_policy import DriftAction, DriftClass, DriftPolicy
+from tiphys.protocol.fan_out import argo_text
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.records import Record
@@ -172,7 +173,7 @@ def _flatten(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def _text(value: Any) -> str:
     if value is None or value in ({}, []):
         return ""
-    return value if isinstance(value, str) else str(value)
+    return argo_text(value)
 
 
 _DRIFT_BY_FIELD = {"image": DriftClass.IMAGE, "source": DriftClass.CODE}

@@ -21,6 +21,7 @@ from hera_pipelines.authoring.adoption.shape import KINDS, check_shape
 from hera_pipelines.authoring.adoption.translation import list_tasks
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.fan_out import argo_text
 from tiphys.service.yaml_documents import UNREADABLE_YAML
 
 STANDARD_INPUT = Path("-")
@@ -102,7 +103,17 @@ class ArgoDocument:
             if inherited.get(field):
                 metadata[field] = {**(metadata.get(field) or {}), **inherited[field]}
         spec = {field: value for field, value in self.workflow_spec.items() if field != "workflowMetadata"}
+        arguments = spec.get("arguments") or {}
+        if arguments.get("parameters"):
+            spec["arguments"] = {**arguments, "parameters": [*map(_with_texts, arguments["parameters"])]}
         return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
+
+
+def _with_texts(parameter: Manifest) -> Manifest:
+    """The workflow parameter with the texts that Argo makes of its value and choices, such as ``true`` and ``7``."""
+    value, choices = parameter.get("value"), parameter.get("enum")
+    texts = {} if value is None else {"value": argo_text(value)}
+    return {**parameter, **texts, **({"enum": [*map(argo_text, choices)]} if choices else {})}
 
 
 def read_argo_documents(path: Path) -> list[ArgoDocument]:

@@ -16,9 +16,10 @@ from hera_pipelines.authoring.adoption import (
 )
 from hera_pipelines.authoring.adoption.documents import write_marks
 from hera_pipelines.authoring.loading import load_pipeline
+from hera_pipelines.cli.shared_options import with_parameters
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, find_template, read_template_specs
+from tiphys.protocol.compiled_workflow import Manifest, find_template, read_template_specs, read_workflow_parameters
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 
 TEXT = """\
@@ -303,6 +304,21 @@ def test_several_documents_are_chosen_by_name(tmp_path: Path) -> None:
     assert load_pipeline(path, "library").pipeline_name == "library"
     with pytest.raises(UsageError, match="nightly, library"):
         load_pipeline(path)
+    templates = LIBRARY.replace("  entrypoint: say\n", "")
+    assert load_pipeline(write(tmp_path, f"{templates}---\n{SCHEDULE}")).pipeline_name == "nightly"  # it alone runs
+    with pytest.raises(UsageError, match="it has no entrypoint"):
+        load_pipeline(write(tmp_path, templates)).compile()
+
+
+def test_values_of_workflow_parameters_are_the_texts_that_argo_makes_of_them(tmp_path: Path) -> None:
+    values = "[{name: flag, value: true}, {name: seed, value: 7}, {name: rate, value: 1.0}, {name: n, enum: [1, 2]}]"
+    text = LIBRARY.replace("  entrypoint: say\n", f"  entrypoint: say\n  arguments: {{parameters: {values}}}\n")
+    compiled = load_pipeline(write(tmp_path, text)).workflow()
+    found = {name: value for name, value in read_workflow_parameters(compiled).items() if "tiphys" not in name}
+    assert found == {"flag": "true", "seed": "7", "rate": "1"}
+    with_parameters(compiled, {"n": "2"})
+    with pytest.raises(UsageError, match="one of '1', '2'"):
+        with_parameters(compiled, {"n": "3"})
 
 
 PARTS = """\

@@ -186,7 +186,7 @@ def test_a_file_that_is_overwritten_again_and_again_is_not_held_up_by_one_that_i
     assert found == ["config.json", "state.pkl"]
 
 
-def test_two_files_that_are_overwritten_in_turn_wait_for_each_other():
+def test_files_that_are_overwritten_in_turn_wait_for_each_other():
     watch = Watch()
     for at in (1, 3, 5, 7):
         assert watch.closed(at + 1, paths({"model.bin": at, "optimizer.bin": at - 1})).select(at + 1) is None

@@ -30,11 +30,12 @@ from tiphys_controller import (
     resume_run,
     start_run,
 )
+from tiphys_controller.plan.drift import find_drift
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from tiphys.lineage.run_history import RunHistory
-from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftClass
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
+from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftClass, DriftPolicy
 from tiphys.protocol.step_spec import STEP_ANNOTATION, StepKind
 from tiphys.records import Provenance, SubmissionKind
 from tiphys.store import RunLayout, Store, read_events, read_run, read_submissions
@@ -162,6 +163,19 @@ def test_the_order_of_named_items_is_no_change(store: Store, submitter: FakeSubm
     assert drift([seed | {"value": "3"}, rate]) == ["fit: template env.SEED.value 2 → 3"]
 
 
+def test_the_order_of_the_fields_of_a_sequence_is_no_change() -> None:
+    def pipeline(**sequence: str) -> CompiledPipeline:
+        manifest = copy.deepcopy(PIPELINE)
+        for template in manifest["spec"]["templates"]:
+            for task in (template.get("dag") or {}).get("tasks") or []:
+                task["withSequence"] = sequence
+        return CompiledPipeline.from_manifest(manifest)
+
+    before, policy = pipeline(end="3", start="1"), DriftPolicy()
+    assert find_drift(before, pipeline(start="1", end="3"), policy) == ()
+    assert find_drift(before, pipeline(start="1", end="4"), policy) != ()
+
+
 def test_changed_resources_are_reported_and_run_no_step_again(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
@@ -191,7 +205,7 @@ def test_long_values_are_shown_from_where_they_differ(store: Store, submitter: F
 
     resumed = resume_run(store, submitter, "long", change=WorkflowChange(edited("fit", command=[*long, "0.3"])))
 
-    assert words(resumed.plan.drift) == ["fit: template command … '--lr', '0.1'] → … '--lr', '0.3']"]
+    assert words(resumed.plan.drift) == ['fit: template command …","--lr","0.1"] → …","--lr","0.3"]']
 
 
 @pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 59 + "…")])
