@@ -141,13 +141,13 @@ def failed_upload_ignored(plant: Plant) -> None:
 
 def deletion_not_announced(plant: Plant) -> None:
     """A deletion is not announced, so that a pin may come too late and nobody notices."""
-    plant.set(delete.Tombstones, "announce_deletion", lambda self, refs: None)
+    plant.set(delete.Tombstones, "announce_deletion", lambda self, refs: refs)
 
 
 def shards_deleted_first(plant: Plant) -> None:
     """Retention deletes shards before the manifest that names them."""
 
-    def shards_first(self: Any, due: Any, starts_from: Any, protected: Any, *, is_full: bool = False) -> Any:
+    def shards_first(self: Any, due: Any, starts_from: Any, protected: Any) -> Any:
         for ref in due:
             self._remove_shards(ref)
             self._store.delete(self._layout.manifest(ref.attempt, ref.global_step))

@@ -116,9 +116,6 @@ class Lineage:
         self.acknowledged = {}
         """Whether each checkpoint that a program was told of was late."""
         self.pins = Counter()
-        self.digests = {}
-        self.taken_away = {}
-        """Digest and late mark of each manifest that was deleted, until it is put back."""
         self.pin_names = set()
 
     def chain(self, newest=None):
@@ -245,9 +242,6 @@ class Checker:
     def _commit(self, index, event, fields, lineage):
         checkpoint = counted_down(fields["count"])
         attempt, name = checkpoint[0], f"checkpoint {checkpoint} of {fields['run']}"
-        if lineage.taken_away.get(checkpoint, ("", ""))[0] == event["sha256"]:  # a deletion that met a pin puts it back
-            lineage.manifests[checkpoint] = lineage.taken_away.pop(checkpoint)[1]
-            return
         if attempt not in lineage.claimed_at:
             self.verdict.broken("commit", f"{name} is of an attempt that was never claimed")
         fences = [lineage.ended_at.get(attempt, index)]
@@ -263,7 +257,6 @@ class Checker:
         if looked < lineage.stored_at.get((event["by"], checkpoint), -1):
             self.verdict.broken("commit", f"{name} was committed without a look at its fence after its upload")
         lineage.manifests[checkpoint] = fence < index
-        lineage.digests[checkpoint] = event["sha256"]
         self.verdict.late += fence < index
 
     def _delete(self, index, event):
@@ -294,7 +287,6 @@ class Checker:
             f"checkpoint {counted_down(fields['count'])} of {fields['run']}",
         )
         late = lineage.manifests.pop(checkpoint, False)
-        lineage.taken_away[checkpoint] = (lineage.digests.get(checkpoint), late)
         chain, newest = lineage.chain(), max(lineage.starts, default=0)
         if lineage.starts.get(newest) == checkpoint and newest not in lineage.restored | set(lineage.ended_at):
             self.verdict.broken("retention", f"{name} was deleted although attempt {newest} starts from it")

@@ -15,7 +15,7 @@ could delete a checkpoint that was just rescued.
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import NamedTuple
@@ -84,11 +84,24 @@ class Tombstones:
         self._store.delete(self._key(ref))
         failpoint("retention.after_rescue")
 
-    def announce_deletion(self, refs: Iterable[CheckpointRef]) -> None:
-        """Announce the deletion of ``refs``, before references are read for the last time."""
-        for ref in refs:
-            claim_record(self._store, self._announcement_key(ref), TombstoneRecord(checkpoint=ref))
+    def announce_deletion(self, refs: Sequence[CheckpointRef]) -> Sequence[CheckpointRef]:
+        """Announce deletions, before references are read for the last time; return those that are announced.
+
+        A full store takes as many announcements as it has room for. If it takes none, a mark makes room for the first.
+
+        Raises:
+            StoreFullError: not even one announcement found room, so nothing may be deleted.
+        """
+        for count, ref in enumerate(refs):
+            try:
+                self._announce(ref)
+            except StoreFullError:
+                if count:
+                    return refs[:count]
+                self.unmark(next(filter(self.marked_at, refs), ref))
+                self._announce(ref)
             failpoint("retention.after_announcement")
+        return refs
 
     def withdraw_announcement(self, refs: Iterable[CheckpointRef]) -> None:
         """Withdraw the announcements of this process for ``refs``."""
@@ -102,6 +115,9 @@ class Tombstones:
             self._store.delete(info.key)
             failpoint("retention.after_clear")
         self._marked_at.pop(ref, None)
+
+    def _announce(self, ref: CheckpointRef) -> None:
+        claim_record(self._store, self._announcement_key(ref), TombstoneRecord(checkpoint=ref))
 
     def _read(self, ref: CheckpointRef) -> datetime | None:
         try:
@@ -211,6 +227,9 @@ class Retention:
 
         Returns:
             Number of deleted checkpoints and shards.
+
+        Raises:
+            StoreFullError: the store has no room for the announcement of a deletion.
         """
         plan = self.plan(starts_from, protected)
         named = {*plan.snapshot.commits, *plan.quarantined}
@@ -221,7 +240,7 @@ class Retention:
         self._recheck()
         for key in orphans:
             self._store.delete(key)
-        return len(orphans) + len(self._delete(list(plan.verdict.expired), starts_from, protected, is_full=True))
+        return len(orphans) + len(self._delete(list(plan.verdict.expired), starts_from, protected))
 
     def plan(self, starts_from: StartCheckpoints, protected: Collection[CheckpointRef]) -> RetentionPlan:
         """The plan of `collect`; writes nothing. Costs four listings if the validity of all checkpoints is cached."""
@@ -288,51 +307,27 @@ class Retention:
             self._tombstones.mark(ref)
 
     def _delete(
-        self,
-        due: list[CheckpointRef],
-        starts_from: StartCheckpoints,
-        protected: Collection[CheckpointRef],
-        *,
-        is_full: bool = False,
+        self, due: list[CheckpointRef], starts_from: StartCheckpoints, protected: Collection[CheckpointRef]
     ) -> list[CheckpointRef]:
         if not due:
             return []
-        is_announced = True
-        try:
-            self._tombstones.announce_deletion(due)
-        except StoreFullError:
-            if not is_full:
-                raise
-            is_announced = False
+        # Without an announcement a pin could come after the last look at the pins, and be acknowledged.
+        announced = self._tombstones.announce_deletion(due)
         try:
             still_expired = set(self.plan(starts_from, {*protected, *(self._recheck() or ())}).verdict.expired)
         except (ConflictError, NotFoundError):  # the next save reports this; retention must not end the program
             still_expired = set()
         except StoreError:
             with contextlib.suppress(StoreError):
-                self._tombstones.withdraw_announcement(due)
+                self._tombstones.withdraw_announcement(announced)
             raise
-        self._tombstones.withdraw_announcement([ref for ref in due if ref not in still_expired])
-        deleted = [ref for ref in due if ref in still_expired]
-        return [ref for ref in deleted if self._delete_checkpoint(ref, is_announced=is_announced)]
-
-    def _delete_checkpoint(self, ref: CheckpointRef, *, is_announced: bool) -> bool:
-        """Delete one checkpoint, manifest first; False if a pin came that could see no announcement."""
-        key = self._layout.manifest(ref.attempt, ref.global_step)
-        manifest = b"" if is_announced else self._store.read(key)
-        self._store.delete(key)
-        # Room that others left, or the checkpoint before, lets a pin in. One that came later finds no manifest.
-        is_pinned = True
-        try:
-            is_pinned = not is_announced and ref in list_pins(self._store, self._lineage)
-        finally:  # also where the pins cannot be listed
-            if is_pinned:
-                self._store.create(key, manifest)
-        if is_pinned:
-            return False
-        failpoint("retention.after_manifest_delete")
-        self._remove_shards(ref)
-        return True
+        self._tombstones.withdraw_announcement([ref for ref in announced if ref not in still_expired])
+        deleted = [ref for ref in announced if ref in still_expired]
+        for ref in deleted:
+            self._store.delete(self._layout.manifest(ref.attempt, ref.global_step))
+            failpoint("retention.after_manifest_delete")
+            self._remove_shards(ref)
+        return deleted
 
     def _remove_shards(self, ref: CheckpointRef) -> None:
         for info in list(self._store.list(self._layout.shards(ref.attempt, ref.global_step))):
