@@ -42,8 +42,8 @@ argo-examples: setup  ## adopt and compile the Workflows of EXAMPLES=FOLDER, suc
 fuzz: setup  ## run property tests with random seeds for 10 minutes (MINUTES=60; SEED=7 repeats a round)
 	@PYTHONPATH=tests $(RUN) python -m runner.fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-chaos: setup  ## simulate hours of faults, seed by seed, and judge what is left (MINUTES=60; SEED=7 SEEDS=1 repeats one; BUG=no_fence plants a bug)
-	@PYTHONHASHSEED=0 PYTHONPATH=tests $(RUN) python -m chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(BUG),--bug $(BUG))
+chaos: setup  ## simulate hours of faults, seed by seed, and judge what is left (MINUTES=60; HOURS=1 of faults for each seed; SEED=7 SEEDS=1 repeats one; BUG=no_fence plants a bug)
+	@PYTHONHASHSEED=0 PYTHONPATH=tests $(RUN) python -m chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(BUG),--bug $(BUG))
 
 mutants: setup  ## plant bugs and count those that tests notice (MINUTES=60, SEED=1, SAMPLE=30, AREA=ledger, KIND=key)
 	@PYTHONPATH=tests $(RUN) python -m runner.mutants $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(AREA),--area $(AREA)) $(if $(KIND),--kind $(KIND))

@@ -32,7 +32,8 @@ class Campaign:
         self._bug = bug
         self._out = out
         self._fault_seconds = fault_seconds
-        self.seeds = self.acknowledged = self.lost = self.late = self.left = self.failures = 0
+        self._hours = "" if fault_seconds == FAULT_SECONDS else f" HOURS={fault_seconds / 3600:g}"
+        self.seeds = self.acknowledged = self.lost = self.late = self.left = self.overtaken = self.failures = 0
         self.hours = 0.0
         self.faults: Counter[str] = Counter()
         self.laws: Counter[str] = Counter()
@@ -51,6 +52,7 @@ class Campaign:
         self.lost += verdict.lost
         self.late += verdict.late
         self.left += verdict.left
+        self.overtaken += verdict.overtaken
         self.faults += verdict.faults
         self.laws.update({law for law, _ in verdict.violations})
         self.failures += bool(problems)
@@ -70,7 +72,7 @@ class Campaign:
         return (
             f"{self.lost} of {self.acknowledged:,} acknowledged checkpoints lost over {self.seeds} seeds with {faults} "
             f"in {self.hours:,.0f} simulated hours; {self.late} late commits, {self.left} shards of last saves that "
-            f"failed; {self.failures} seeds broke a law"
+            f"failed, {self.overtaken} pods of Workflows taken over by force; {self.failures} seeds broke a law"
         )
 
     def _report(self, outcome: Outcome, problems: list[str]) -> None:
@@ -80,8 +82,8 @@ class Campaign:
             _say(f"  and {len(problems) - 10} more")
         folder = self._out / f"seed-{outcome.seed}{f'-{self._bug}' if self._bug else ''}"
         write_folder(outcome, folder)
-        bug = f" BUG={self._bug}" if self._bug else ""
-        _say(f"  repeat it with `make chaos SEEDS=1 SEED={outcome.seed}{bug}`; history and bucket are in {folder}")
+        options = f"{self._hours}{f' BUG={self._bug}' if self._bug else ''}"
+        _say(f"  repeat it with `make chaos SEEDS=1 SEED={outcome.seed}{options}`; history and bucket are in {folder}")
 
 
 def write_folder(outcome: Outcome, folder: Path) -> None:

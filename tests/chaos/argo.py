@@ -38,7 +38,7 @@ class Argo:
 
     Attributes:
         pods: Every pod that was ever started, by name.
-        ends: Status of the last Workflow of each run, once it came to its end.
+        ends: Status of the last Workflow of each run that stands still, because that came to its end.
     """
 
     def __init__(self, world: World, state: ClusterState, replicas: list[Replica]) -> None:
@@ -92,6 +92,7 @@ class Argo:
     def _walk(self, workflow: dict[str, Any]) -> None:
         walk = WorkflowWalk(self, self._world, self._state, workflow)
         self._newest[walk.run] = max(walk.submission, self._newest.get(walk.run, 0))
+        self.ends.pop(walk.run, None)
         status, failures = "Succeeded", "null"
         try:
             for task in [task["name"] for task in workflow["spec"]["templates"][0]["dag"]["tasks"]]:

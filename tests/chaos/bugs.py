@@ -400,8 +400,6 @@ NOT_FOUND_YET = frozenset(
     {
         "late_commit_is_candidate",
         "claim_of_other_node_used",
-        "marker_of_claim_under_way_removed",
-        "earlier_key_forgotten",
     }
 )
 """Those that none of the seeds that were tried has found."""

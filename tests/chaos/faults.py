@@ -14,6 +14,7 @@ from tiphys.protocol.phases import is_final_workflow_phase
 
 MEAN_PAUSE_SECONDS = 30.0
 MEAN_VISIT_SECONDS = 15.0
+_ABOUT_RUN = re.compile(r"(?:control/runs/|control/open/|data/runs/|data/lineages/)([^/.]+)")
 STALLS = "services stall at writes"
 """As where their CPU is throttled: shorter than the patience of their callers."""
 WINDOWS = (
@@ -58,9 +59,12 @@ class FaultInjector:
         self._desk = desk
         self._keys = keys
         self._random = world.random
-        self._traps: dict[Process, tuple[int, Callable[[], object]]] = {}
-        """What strikes a process at a write, after a number of others."""
-        world.before_write, desk.on_command = self._before_write, self._begin_command
+        self._traps: dict[Process, tuple[int, Callable[[str], object]]] = {}
+        """What strikes a process at a write about a run, after a number of others."""
+        self._halted: dict[Process, tuple[str, int]] = {}
+        """Which processes go on once others have written about a run, and how many writes are to come before that."""
+        world.before_write, world.after_write = self._before_write, self._after_write
+        desk.on_command = self._begin_command
         self._alerts = 0
         self.process = Process("chaos")
         self.is_over = False
@@ -119,31 +123,42 @@ class FaultInjector:
     def _begin_command(self, process: Process) -> None:
         """Some commands are killed, or their laptop sleeps, between two of their writes."""
         if not self.is_over and self._random.random() < 0.15:
-            kinds = {
-                "command killed": lambda: self._world.scheduler.kill(process),
-                "command stopped": lambda: self._halt(process, self._seconds()),
+            kinds: dict[str, Callable[[str], object]] = {
+                "command killed": lambda _: self._world.scheduler.kill(process),
+                "command stopped": lambda run: self._halt(process, self._seconds(), run),
             }
             kind = self._random.choice(list(kinds))
-            self._traps[process] = (self._random.randrange(6), lambda: [self._happened(kind), kinds[kind]()])
+            self._traps[process] = (self._random.randrange(6), lambda run: [self._happened(kind), kinds[kind](run)])
 
     def _before_write(self, process: Process, key: str) -> None:
         """A trap strikes: the process has read what it decides by, and others may act before it writes."""
         strike = None if self.is_over else self._find_strike(process)
         if strike is None:
             return
+        named = _ABOUT_RUN.match(key)
+        run = named[1] if named else ""
         if self._random.random() < 0.5:
-            named = re.match("(?:control/runs|data/runs|data/lineages)/([^/]+)/", key)
-            self._interfere(named[1] if named else "")
-        strike()
+            self._interfere(run)
+        strike(run)
 
-    def _find_strike(self, process: Process) -> Callable[[], object] | None:
+    def _after_write(self, process: Process, key: str) -> None:
+        """Wake the processes that stand still until others have written about their run."""
+        for halted, (run, writes) in list(self._halted.items()):
+            if halted is not process and key.startswith("control/") and run in key:
+                self._halted[halted] = (run, writes - 1)
+                if writes <= 1:
+                    del self._halted[halted]
+                    self._world.scheduler.resume(halted)
+
+    def _find_strike(self, process: Process) -> Callable[[str], object] | None:
         if process in self._traps:
             writes, strike = self._traps.pop(process)
             if not writes:
                 return strike
             self._traps[process] = (writes - 1, strike)
         elif process.name.startswith(("plugin", "controller")) and self._world.meets(STALLS, process, 0.3):
-            return partial(self._halt, process, self._random.uniform(5.0, 25.0))
+            seconds = self._random.uniform(5.0, 28.0)
+            return lambda run: self._halt(process, seconds, run)
         return None
 
     def _interfere(self, run: str) -> None:
@@ -243,11 +258,11 @@ class FaultInjector:
         if not (pod := self._program()):
             return
 
-        def strike() -> None:
+        def strike(run: str) -> None:
             self._happened("node frozen")
             delay = self._random.uniform(40, 330)
             self._world.scheduler.spawn(self.process, f"give-up-{pod.name}", pod.vanish, delay_seconds=delay)
-            self._halt(pod.process, self._random.uniform(60, 1800))
+            self._halt(pod.process, self._random.uniform(60, 1800), run)
 
         self._traps[pod.process] = (self._random.randrange(6), strike)
 
@@ -277,13 +292,17 @@ class FaultInjector:
     def _stop(self, process: Process, kind: str) -> None:
         """Stop a process now, or before its next write."""
         if process.is_alive:
-            strike = lambda: [self._happened(kind), self._halt(process, self._seconds())]  # noqa: E731
+            strike = lambda run: [self._happened(kind), self._halt(process, self._seconds(), run)]  # noqa: E731
             if self._random.random() < 0.5:
-                strike()
+                strike("")
             else:
                 self._traps[process] = (0, strike)
 
-    def _halt(self, process: Process, seconds: float) -> None:
+    def _halt(self, process: Process, seconds: float, run: str) -> None:
+        """Stop a process for some seconds, or for less: until others have written about the run."""
+        self._halted.pop(process, None)
+        if run and self._random.random() < 0.5:
+            self._halted[process] = (run, self._random.randint(1, 4))
         process.stopped_until = self._world.scheduler.now + seconds
         if self._world.scheduler.current.process is process:
             self._world.scheduler.sleep(0.0)
@@ -316,15 +335,23 @@ class FaultInjector:
         self._happened("clock skewed")
 
     def _double_alert(self) -> None:
-        """Two deliveries of one alert about a run, at about the same moment or much later."""
+        """An alert about a run is delivered twice at once or soon after, and again when the run stands still."""
         if not (runs := sorted({pod.run for pod in self._argo.pods.values()})):
             return
         run, self._alerts = self._random.choice(runs), self._alerts + 1
-        if self._argo.ends.get(run) == "Failed":
-            self._happened("alert doubled")
         deliver = partial(self._desk.resume, run, f"alert-{self._alerts}")
-        for delay in (0.0, self._random.choice((0.0, self._random.uniform(60.0, 1800.0)))):
-            self._world.scheduler.spawn(self.process, "alert", deliver, delay_seconds=delay)
+        has_failed = lambda: self._argo.ends.get(run) == "Failed"  # noqa: E731
+        if has_failed():
+            self._happened("alert doubled")
+
+        def repeat() -> None:
+            for _ in range(self._random.randint(1, 4)):
+                self._world.scheduler.sleep(self._random.choice((0.0, self._random.uniform(60.0, 1800.0))))
+                self._world.scheduler.wait_for(has_failed, self._random.choice((0.0, 1800.0)))
+                deliver()
+
+        deliver()
+        self._spawn("alert", repeat)
 
     def _spawn(self, name: str, work: Callable[[], object]) -> None:
         self._world.scheduler.spawn(self.process, name, work)

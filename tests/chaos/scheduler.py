@@ -43,6 +43,8 @@ class Actor:
         self.work = work
         self.baton = threading.Semaphore(0)
         self.ticket = 0
+        self.wake = 0.0
+        """Until when it sleeps."""
         self.predicate: Callable[[], bool] | None = None
         self.deadline = _FOREVER
         self.has_ended = False
@@ -116,6 +118,7 @@ class Scheduler:
         """Let virtual time pass for the running actor."""
         self.check()
         actor, wake = self.current, self.now + max(0.0, seconds)
+        actor.wake = wake
         if (self._heap and self._heap[0][0] <= wake) or actor.process.stopped_until > wake:
             self._push(actor, wake)
             self._switch(actor)
@@ -154,6 +157,13 @@ class Scheduler:
             else:
                 self._push(actor, self.now)
         self.check()
+
+    def resume(self, process: Process) -> None:
+        """SIGCONT: the actors of the process go on, each not before it would have."""
+        process.stopped_until = 0.0
+        for actor in [actor for actor in self._actors if actor.process is process and actor is not self.current]:
+            if actor not in self._parked:
+                self._push(actor, max(self.now, actor.wake))
 
     def check(self) -> None:
         """Raise `ProcessKilledError` if the process of the running actor is dead."""

@@ -55,6 +55,8 @@ class World:
         """Those under way."""
         self.before_write: Callable[[Process, str], None] = lambda *_: None
         """Called before each write of a process with the key of the object, empty for one of the API server."""
+        self.after_write: Callable[[Process, str], None] = lambda *_: None
+        """Called after each write of a process to the bucket, with its key."""
         self._numbers = 0
 
     def keys_below(self, prefix: str, last: str = "") -> Iterator[str]:
@@ -212,6 +214,8 @@ class SimulatedStore:
                 world.scheduler.sleep(world.random.uniform(0.2, 12.0))
                 raise StoreError(f"{self.url}: {operation} of {key} failed: 503 Slow Down")
         result = effect()
+        if operation in ("create", "delete"):
+            world.after_write(process, key)
         world.travel("store slow", process)
         if operation in ("create", "delete") and world.meets("store answers lost", process, 0.3):
             if operation == "create" and world.random.random() < 0.5:  # the client has sent it again
