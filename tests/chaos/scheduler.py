@@ -15,7 +15,6 @@ from typing import Any
 
 MOST_SWITCHES = 400_000
 """Ten times what a simulation takes: two actors that wake each other for ever are a bug."""
-_FOREVER = float("inf")
 
 
 class ProcessKilledError(BaseException):
@@ -43,10 +42,9 @@ class Actor:
         self.work = work
         self.baton = threading.Semaphore(0)
         self.ticket = 0
-        self.wake = 0.0
-        """Until when it sleeps."""
         self.predicate: Callable[[], bool] | None = None
-        self.deadline = _FOREVER
+        self.wake = 0.0
+        """Until when it sleeps, or is not yet started."""
         self.has_ended = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -110,7 +108,8 @@ class Scheduler:
             self.changed()
             self._next().baton.release()
 
-        self._push(actor, self.now + delay_seconds)
+        actor.wake = self.now + delay_seconds
+        self._push(actor, actor.wake)
         threading.Thread(target=run, name=name, daemon=True).start()
         return actor
 
