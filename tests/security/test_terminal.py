@@ -172,20 +172,24 @@ def shape(store: Store) -> object:
     return [step.name for step in detail.steps], detail.summary.steps_done, checkpoints, audit.damage, len(events)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_a_hostile_text_in_a_record_cannot_reach_the_terminal(part: int, store: DirectoryStore) -> None:
+def test_a_hostile_text_in_a_record_cannot_reach_the_terminal(store: DirectoryStore) -> None:
     records = write_full_run(store)
-    variants = [(key, *variant) for key, record in records.items() for variant in hostile_variants(record)]
+    # The same field of two records of one kind is shown by the same code: the first of them is tried.
+    variants = {
+        (type(record), path): (key, data)
+        for key, record in reversed(records.items())
+        for path, data in hostile_variants(record)
+    }
     forms = [READS[name][0] for name in ("get", "events", "lineage", "verify")]
     reached = 0
-    for key, path, data in variants[part::4]:
+    for (_, path), (key, data) in variants.items():
         overwrite(store, key, data)
         for arguments in forms:
             shown = on_pipe(tiphys(*arguments))
             assert_contained(shown, [*arguments, key, path], terminal=False)
             reached += MARK in shown.out + shown.err
         overwrite(store, key, records[key].to_bytes())
-    assert reached >= 10, "the text has to get as far as the screen, or this shows nothing"
+    assert reached >= 40, "the text has to get as far as the screen, or this shows nothing"
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,7 @@ def test_killed_trainer_goes_on_in_its_pod(tmp_path: Path) -> None:
     assert "Backoff" not in err
 
 
+@pytest.mark.heavy
 def test_ctrl_c_lets_the_training_save_and_ends_with_130(tmp_path: Path) -> None:
     with started(tmp_path, "-p", "steps=1000") as engine:
         engine.send_signal(signal.SIGINT)
@@ -179,6 +180,7 @@ def test_the_log_of_the_plugin_does_not_meet_the_data(tiphys: Command, tmp_path:
     assert "an outage" in shown.err
 
 
+@pytest.mark.heavy
 def test_a_run_that_is_alive_is_not_resumed(tmp_path: Path) -> None:
     with started(tmp_path, "-p", "steps=1000") as engine:
         answer = invoke(["resume", "r"], tmp_path)

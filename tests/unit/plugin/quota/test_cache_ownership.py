@@ -73,9 +73,10 @@ def named_tuples(path: Path) -> Iterator[str]:
             yield node.name
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(MODULES[0].parent)))
-def test_no_module_of_the_quota_folder_keeps_state(path: Path) -> None:
-    assert list(find_module_state(ast.parse(path.read_text()))) == []
+def test_no_module_of_the_quota_folder_keeps_state() -> None:
+    state = {path: list(find_module_state(ast.parse(path.read_text()))) for path in MODULES}
+    assert len(state) > 5, "they are found"
+    assert not {path: names for path, names in state.items() if names}
 
 
 @pytest.mark.parametrize(
