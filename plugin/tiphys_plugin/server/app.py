@@ -5,8 +5,8 @@ The status codes follow from their meaning to Argo's agent (Argo Workflows,
 restarts after a 404, and fails the node at once after any other error. So a call
 with the right token gets 200 or 503. The sidecar passes on only these two.
 
-`PluginServer` runs one core in a thread, for the local engine, the embedded
-service and tests. The service and the shared agent use `AppServer` themselves.
+`PluginServer` runs one core in a thread, for the local engine and tests.
+The service and the shared agent use `AppServer` themselves.
 """
 
 from collections.abc import Callable, Mapping

@@ -36,7 +36,7 @@ class Authenticator(Protocol):
 
 
 class SharedTokenAuthenticator:
-    """One shared token for all callers, which may act for any namespace: for the embedded service.
+    """One shared token for all callers, which may act for any namespace: for the local engine.
 
     Raises:
         UsageError: the token is empty.

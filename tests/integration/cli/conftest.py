@@ -50,7 +50,7 @@ def engine_loaded() -> Iterator[ForkingProcess]:
         "hera_pipelines.authoring.pipeline",
         "hera_pipelines.local.run_session",
         "tiphys_controller",
-        "tiphys_plugin.server.embedded",
+        "tiphys_plugin.server.app",
     ) as process:
         _forking.append(process)
         yield process
