@@ -327,7 +327,7 @@ def _listed_moments(history: RunHistory) -> Iterator[datetime]:
     """When the run was created, and when its submissions ended: the list of the newest runs has it under these."""
     with suppress(IntegrityError, NotFoundError):
         yield history.record.written_at
-    yield from (end.written_at for _, _, end in history.submissions if end)
+    yield from (submission.end.written_at for submission in history.submissions if submission.end)
 
 
 def _delete_references(store: Store, run: str, attempts: dict[str, list[Attempt]]) -> None:

@@ -297,7 +297,7 @@ def _summary(history: RunHistory, progress: RecordedProgress, submitter: Submitt
 
 
 def _last_activity(history: RunHistory, state: RunState) -> datetime:
-    records = [record for submission in history.submissions for record in submission if record is not None]
+    records = [record for submission in history.submissions for record in submission.records if record is not None]
     moments = [written.written_at for written in (history.record, *records, *state.ends.values())]
     return max([*moments, *_last_reports(history, state)])
 

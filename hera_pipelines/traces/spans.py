@@ -98,7 +98,8 @@ class _SpanDerivation:
 
     def submission_spans(self) -> Iterator[ReadableSpan]:
         record, previous = self.history.record, None
-        for claim, binding, end in self.history.submissions:
+        for submission in self.history.submissions:
+            claim, binding, end = submission.records
             if claim.kind is SubmissionKind.DELETION:
                 continue
             context = self._context("submission", claim.submission)
@@ -277,7 +278,7 @@ class _SpanDerivation:
     def _pipelines(self) -> Mapping[int, CompiledPipeline]:
         """The pipeline of each submission, as the code may have changed between two; without those that are damaged."""
         store, record = self.history.store, self.history.record
-        claims = [claim for claim, _, _ in self.history.submissions]
+        claims = [submission.claim for submission in self.history.submissions]
         read: dict[str, CompiledPipeline] = {}
         for digest, claim in {claim.workflow: claim for claim in claims}.items():
             with suppress(IntegrityError, UsageError):

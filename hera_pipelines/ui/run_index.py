@@ -47,7 +47,7 @@ class SubmissionSpan:
 
     @classmethod
     def from_submission(cls, submission: Submission) -> "SubmissionSpan":
-        claim, binding, end = submission
+        claim, binding, end = submission.records
         return cls(
             began_at=claim.written_at,
             ended_at=end.written_at if end else None,

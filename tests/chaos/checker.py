@@ -32,6 +32,7 @@ KEY_PATTERNS = (
     r"control/runs/(?P<run>[^/]+)/run\.json",
     r"control/runs/(?P<run>[^/]+)/workflows/[0-9a-f]{64}\.json",
     r"control/runs/(?P<run>[^/]+)/submissions/(?P<submission>\d{9})(?P<part>\.bound|\.end|)\.json",
+    r"control/runs/(?P<run>[^/]+)/submissions/(?P<joined>\d{9})\.key-[0-9a-f]{64}",
     r"control/runs/(?P<run>[^/]+)/attempts/(?P<step>[^/]+)/(?P<attempt>\d{9})(?P<part>\.end|)\.json",
     r"control/runs/(?P<run>[^/]+)/done/(?P<step>[^/]+)/(?P<done>\d{9})-[0-9a-f]{64}",
     r"control/runs/(?P<run>[^/]+)/reused/\d{9}/[^/]+",
@@ -405,6 +406,8 @@ class Checker:
         if "/lineages/" in key:
             return self._unexplained_checkpoint(key, fields, data)
         if fields.get("part") and key.replace(fields["part"] + ".json", ".json") not in self._objects:
+            return "its claim is gone"
+        if "joined" in fields and f"{key.partition('.key-')[0]}.json" not in self._objects:
             return "its claim is gone"
         if ".bound" in key and self._workflows.get((run, int(fields["submission"]))) != json.loads(data)["uid"]:
             return "it is bound to a Workflow that its submission never had"

@@ -46,7 +46,7 @@ def _run_submitted_event(record: RunRecord) -> Event:
 
 
 def _submission_events(submission: Submission) -> Iterator[Event]:
-    claim, bound, end = submission
+    claim, bound, end = submission.records
     number = {"submission": claim.submission}
     if bound:
         message = f"submission {claim.submission} ({claim.kind}) runs as workflow {bound.workflow_name}"

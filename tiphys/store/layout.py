@@ -25,9 +25,7 @@ LINEAGES = f"{DATA}lineages/"
 ALERTS = f"{CONTROL}alerts/"
 MEMOS = f"{CONTROL}memo/"
 TRIGGERS = f"{CONTROL}triggers/"
-
 PIN_NAME = r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"
-
 _MAX_ATTEMPT = 10**9 - 1
 MAX_GLOBAL_STEP = 10**15 - 1
 _CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
@@ -80,6 +78,10 @@ class RunLayout:
 
     def submission_binding(self, submission: int) -> str:
         return f"{self.submissions}{_pad_number(submission)}.bound.json"
+
+    def submission_key(self, submission: int, key_digest: str) -> str:
+        """Key of an empty object: this submission, which another call claimed, also answers this idempotency key."""
+        return f"{self.submissions}{_pad_number(submission)}.key-{key_digest}"
 
     def submission_end(self, submission: int) -> str:
         return f"{self.submissions}{_pad_number(submission)}.end.json"

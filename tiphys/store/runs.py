@@ -7,6 +7,7 @@ three see the same state.
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -66,12 +67,23 @@ class Attempt(NamedTuple):
     end: AttemptEnd | None
 
 
-class Submission(NamedTuple):
+@dataclass(frozen=True)
+class Submission:
     """One Workflow of a run. ``end`` may stay None, because only its onExit handler leads to an end record."""
 
     claim: SubmissionClaim
     binding: SubmissionBinding | None
     end: SubmissionEnd | None
+    joined_keys: frozenset[str] = frozenset()
+    """Digests of idempotency keys under which calls have sent what another call had claimed."""
+
+    @property
+    def records(self) -> tuple[SubmissionClaim, SubmissionBinding | None, SubmissionEnd | None]:
+        return self.claim, self.binding, self.end
+
+    def answers(self, key_digest: str) -> bool:
+        """Whether it is the answer to all calls under an idempotency key."""
+        return key_digest == self.claim.key or key_digest in self.joined_keys
 
 
 def list_runs(store: Store) -> Iterator[str]:
@@ -190,7 +202,7 @@ def read_submissions(store: Store, run: str, damaged: list[DamagedRecord] | None
     numbers = sorted({number for number, _ in keys})
 
     def read(number: int) -> Submission | None:
-        claim_key = keys.get((number, "claim"))
+        claim_key, joined = keys.get((number, "claim")), RunLayout(run).submission_key(number, "")
         with collect_damage(claim_key or RunLayout(run).submission(number), damaged):
             if claim_key is None:
                 raise _missing_claim(run, "submission", number)
@@ -199,6 +211,7 @@ def read_submissions(store: Store, run: str, damaged: list[DamagedRecord] | None
                 claim=check_record_identity(store, claim_key, claim, run=run, submission=number),
                 binding=_read_listed(store, keys.get((number, "bound")), SubmissionBinding, damaged),
                 end=_read_listed(store, keys.get((number, "end")), SubmissionEnd, damaged),
+                joined_keys=frozenset(key.removeprefix(joined) for key in listed if key.startswith(joined)),
             )
         return None
 

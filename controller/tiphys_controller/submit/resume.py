@@ -8,11 +8,12 @@ the first of them decides; if a step finished first, the run is planned again.
 A claim whose Workflow was never created is completed by the next resume.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectExistsError, StoreError, TiphysError
 from tiphys.faults import failpoint
 from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
@@ -323,7 +324,7 @@ def _changed_workflow_digest(run_plan: RunPlan, change: WorkflowChange | None) -
 def _find_earlier_result(store: Store, run_plan: RunPlan, request: ResumeRequest) -> ResumeResult | None:
     """Result of an earlier call under the same key, if its submission was bound or has a successor."""
     for submission in run_plan.state.submissions if request.key else ():
-        if submission.claim.key == request.key and (submission.binding or submission is not run_plan.last_submission):
+        if submission.answers(request.key) and (submission.binding or submission is not run_plan.last_submission):
             uid = submission.binding.uid if submission.binding else ""
             plan = build_plan_report(run_plan, store.url)
             return ResumeResult(
@@ -348,6 +349,7 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     damaged_ends = _check_plan(store, run_plan, force=options.force)  # before the first write
     if recovered := _recover_unbound_workflow(store, submitter, run_plan, request):
         number = run_plan.state.submissions[-1].claim.submission
+        _join_claim(store, run_plan.state.submissions[-1].claim, request)
         return ResumeResult(run, build_plan_report(run_plan, store.url), number, recovered.name, recovered.uid)
     live = find_workflow(submitter, run_plan.last_submission) if run_plan.last_submission else None
     next_submission = _choose_submission(store, submitter, run_plan, options, live)
@@ -364,7 +366,10 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
         record = build_workflow_record(run_plan.state.record, options.change.workflow)
         claim_record(store, RunLayout(run).workflow(record.digest), record)
         failpoint("resume.after_workflow")
-    claimed = next_submission.unsent_claim or claim_submission(store, submitter, run_plan, request, next_submission)
+    if claimed := next_submission.unsent_claim:
+        _join_claim(store, claimed, request)
+    else:
+        claimed = claim_submission(store, submitter, run_plan, request, next_submission)
     record_takeovers(store, run, claimed.submission, run_plan.taken_over)
     created = create_and_bind(store, submitter, claimed, _prune_for(store, run_plan, next_submission), "resume")
     fenced_names = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is AttemptEndOutcome.FENCED)
@@ -381,6 +386,14 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
         fenced_names,
         passed_over=passed_over,
     )
+
+
+def _join_claim(store: Store, claimed: SubmissionClaim, request: ResumeRequest) -> None:
+    """Record that a claim under another key, or none, answers this request: it may not be answered twice."""
+    if request.key not in ("", claimed.key):
+        with contextlib.suppress(ObjectExistsError):
+            store.create(RunLayout(claimed.run).submission_key(claimed.submission, request.key), b"")
+        failpoint("resume.after_join")
 
 
 def _end_deleted_workflow(store: Store, submitter: Submitter, last: Submission | None, gone_cluster: str) -> None:

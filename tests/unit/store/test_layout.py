@@ -125,6 +125,7 @@ def test_a_submission_is_read_from_its_key(number: int) -> None:
     keys = (RUN.submission(number), RUN.submission_binding(number), RUN.submission_end(number))
 
     assert [layout.parse_submission(key) for key in keys] == [(number, "claim"), (number, "bound"), (number, "end")]
+    assert layout.parse_submission(RUN.submission_key(number, "0a" * 32)) is None
 
 
 @given(steps, numbers)

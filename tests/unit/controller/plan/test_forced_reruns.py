@@ -330,3 +330,24 @@ def test_a_key_whose_call_died_is_carried_out_once(
 
     assert resume_run(store, submitter, RUN, rerun=["fit"], key="alert-7").submission == 2
     assert submitter.names() == [RUN, f"{RUN}-2"]
+
+
+@pytest.mark.parametrize("key", ["", "alert-7"])
+@pytest.mark.parametrize("left", ["resume.after_claim", "resume.after_create"])
+@pytest.mark.parametrize("point", ["", "resume.after_join", "resume.after_create"])
+def test_a_key_that_sent_the_claim_of_another_call_makes_no_submission_of_its_own(
+    store: Store, submitter: FakeSubmitter, history: History, key: str, left: str, point: str
+) -> None:
+    with dying_at(left):
+        resume_run(store, submitter, RUN, rerun=["fit"], key=key)
+    if point and (left, point) != ("resume.after_create", "resume.after_create"):  # what was created is not again
+        with dying_at(point):
+            resume_run(store, submitter, RUN, rerun=["fit"], key="alert-8")
+    sent = resume_run(store, submitter, RUN, rerun=["fit"], key="alert-8")
+    submitter.end(f"{RUN}-2")
+    keys = ["alert-8", *([key] if key else [])]
+    again = [resume_run(store, submitter, RUN, rerun=["fit"], key=one) for one in keys]
+
+    assert [one.submission for one in (sent, *again)] == [2] * (1 + len(keys))
+    assert submitter.names() == [RUN, f"{RUN}-2"]
+    assert resume_run(store, submitter, RUN, rerun=["fit"], key="alert-9").submission == 3
