@@ -51,12 +51,16 @@ def rules(declared: frozenset[str], on_nodes: bool) -> Queues:
         for name, gpus in QUOTA.items()
     ]
     nodes = [
-        {"name": name, "gpu_type": "H100" if pool == "far" else "A100", "gpus": gpus, "labels": {"pool": pool}}
+        {"name": name, "gpu_type": _type_of(pool), "gpus": gpus, "labels": {"pool": pool}}
         for name, (pool, gpus) in NODES.items()
     ]
     where = {"nodes": nodes} if on_nodes else {"inventory": {name: {"count": STOCK[name]} for name in names}}
     flavors = [{"name": name, **FLAVORS[name]} for name in names]
     return Queues.model_validate({"queues": queues, "flavors": flavors, **where})
+
+
+def _type_of(pool: str) -> str:
+    return "H100" if pool == "far" else "A100"
 
 
 requests = st.builds(
@@ -176,8 +180,10 @@ class Flavored(RuleBasedStateMachine):
             return False
         each = request.gpus // request.members
         free = [gpus - self._used(name) for name, (pool, gpus) in NODES.items() if pool == kind]
-        # A type without flavors means itself, and so do its nodes.
-        exist_at_all = sum(STOCK[name] for name in self.declared | ({"far"} if self.on_nodes else set()))
+        exist_at_all = sum(STOCK[name] for name in self.declared)
+        if self.on_nodes:  # a type without flavors means itself, and so do its nodes
+            types = {FLAVORS[name]["gpu_type"] for name in self.declared}
+            exist_at_all += sum(gpus for pool, gpus in NODES.values() if _type_of(pool) not in types)
         if sum(gpus for _, gpus, _ in held) + request.gpus > exist_at_all:
             return False
         return not self.on_nodes or sum(gpus // each for gpus in free) >= request.members
