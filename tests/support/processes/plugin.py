@@ -11,7 +11,10 @@ from types import TracebackType
 from support.processes.forking import ForkedProcess, ForkingProcess
 
 TOKEN = "service-token"
-FORKED_MODULES = ("tiphys_plugin.core", "tiphys_plugin.server.app", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on")
+FORKED_MODULES = (
+    *("tiphys_plugin.core", "tiphys_plugin.server.app"),
+    *("uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on"),
+)
 _PROGRAM = "import runpy; runpy.run_module('support.processes.embedded_plugin', run_name='__main__', alter_sys=True)"
 
 
