@@ -51,8 +51,6 @@ _KEYS = [re.compile(pattern, re.DOTALL) for pattern in KEY_PATTERNS]
 _MOST_ATTEMPT, _MOST_STEP = 10**9 - 1, 10**15 - 1
 GPUS_OF_QUEUE = 8
 TRAINING_STEPS = 60
-MOST_SECONDS_OF_A_LOOK = 30
-"""Between the service's look for pods and its record of an attempt's end."""
 
 
 class Verdict:
@@ -65,8 +63,6 @@ class Verdict:
         self.late = 0
         self.left = 0
         """Shards of a last save that failed."""
-        self.overtaken = 0
-        """Pods that Workflows started which a person has taken over by force, when the service had looked for them."""
         self.faults = Counter()
 
     def broken(self, law, sentence):
@@ -154,8 +150,6 @@ class Checker:
         self._running = {}
         self._forcing = set()
         """Commands that take a run over although its Workflow may run."""
-        self._taken_over = set()
-        """Uids of the Workflows that they have taken over."""
         self._answers = {}
         self._found_by = defaultdict(set)
         """Present keys that lead to each run, and to each submission of which no end is known."""
@@ -243,14 +237,8 @@ class Checker:
         attempt = (fields["run"], fields["step"], number)
         # Only commands and controllers fence what may run; the service has to see that nothing does.
         is_fence = json.loads(event["body"])["outcome"] == "fenced" and not event["by"].startswith("plugin")
-        for name, (_, *pod, uid, started) in list(self._pods.items()) if not is_fence else ():
-            if tuple(pod) != attempt:
-                continue
-            if uid in self._taken_over and event["t"] - started < MOST_SECONDS_OF_A_LOOK:
-                self.verdict.overtaken += 1
-                del self._pods[name]  # its GPUs were given back with the attempt
-            else:
-                self.verdict.broken("end", f"attempt {attempt} was ended while a pod of it ran")
+        if not is_fence and attempt in [pod[1:] for pod in self._pods.values()]:
+            self.verdict.broken("end", f"attempt {attempt} was ended while a pod of it ran")
 
     def _commit(self, index, event, fields, lineage):
         checkpoint = counted_down(fields["count"])
@@ -350,8 +338,7 @@ class Checker:
         if claimant != event["uid"]:
             name = f"attempt {event['attempt']} of {event['step']} of {event['run']}"
             self.verdict.broken("submission", f"{event['uid']} starts a pod of {name}, which {claimant} claimed")
-        attempt = (event["run"], event["step"], event["attempt"])
-        self._pods[event["pod"]] = (event["gpus"], *attempt, event["uid"], event["t"])
+        self._pods[event["pod"]] = (event["gpus"], event["run"], event["step"], event["attempt"])
         if (held := sum(gpus for gpus, *_ in self._pods.values())) > GPUS_OF_QUEUE:
             self.verdict.broken("quota", f"{held} GPUs are in use at {event['t']} s, and the queue has {GPUS_OF_QUEUE}")
 
@@ -367,7 +354,7 @@ class Checker:
     def _force(self, index, event):
         """A person takes the run over, whatever runs of it."""
         self._forcing.add(event["by"])
-        self._taken_over.add(self._running.pop(event["run"], None))
+        self._running.pop(event["run"], None)
 
     def _end_workflow(self, index, event):
         self._running = {run: uid for run, uid in self._running.items() if uid != event["uid"]}

@@ -336,14 +336,3 @@ def test_checker_imports_nothing_of_tiphys():
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported == {"hashlib", "json", "pathlib", "re", "sys", "collections"}
-
-
-@pytest.mark.parametrize(("seconds", "laws", "overtaken"), [(20.0, set(), 1), (60.0, {"end"}, 0)])
-def test_checker_counts_a_pod_that_a_workflow_taken_over_by_force_starts_at_the_last_moment(seconds, laws, overtaken):
-    story = Story()
-    story.before("create", lambda now: [now.add("forced", run=RUN), now.begin_pod(2, "again")], key=SECOND_END)
-    started = next(event for event in story.history if event.get("pod") == "again")
-    ended = next(event for event in story.history if event.get("key") == SECOND_END)
-    started["t"] = ended["t"] - seconds
-    assert story.laws() == laws
-    assert checker.check(story.history, story.objects).overtaken == overtaken

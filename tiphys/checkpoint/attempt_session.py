@@ -40,8 +40,8 @@ class AttemptSession:
         total_steps: Steps of the whole training; None if unknown.
         is_first: Whether this is the rank that reports for all.
         world_size: Processes that train together; None for what the launcher says.
-        interval: Time between saves; None for that of ``settings``.
-        fence: What another attempt closes; None for that of this process.
+        interval: Decides when a save is due; None: as ``settings`` say.
+        fence: Refuses commits once another attempt has replaced this one; None: that of ``environ``.
         stop_signal: Whether SIGTERM arrived; None for a handler of this session.
     """
 

@@ -108,7 +108,7 @@ class ProcessStat:
 def read_children(parent: int = 0, helpers: int | None = None) -> list[Process]:
     """The children of ``parent`` with all that is below them; by default those of this process.
 
-    Without those of this process that are in its own group, or in that of its ``helpers``.
+    Children of this process that are in its own group, or in the group ``helpers``, are left out.
     """
     own, other_groups = os.getpid(), (os.getpgrp(), helpers)
     found: dict[int, list[ProcessStat]] = {}

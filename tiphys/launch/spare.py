@@ -66,7 +66,7 @@ def parse_python(command: Sequence[str]) -> tuple[list[str], list[str]] | None:
 
 
 class Spare:
-    """One waiting process. It leads a group, which becomes that of the program with all that its imports started."""
+    """One waiting process. It leads a group, as the program will; processes that its imports start are in it."""
 
     def __init__(self, interpreter: Sequence[str], target: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start it; raises OSError if that fails."""
@@ -113,7 +113,7 @@ class Spare:
     def close(self, *, ends: bool) -> None:
         """Close the pipes, and end the process if it ``ends``, with those that its imports have started."""
         if ends and not self.has_ended():
-            # Stopped while its pipes are open: it would end by itself without them, and its children be nobody's.
+            # The pipes are still open: a spare that reads their end exits, and its children would live on as orphans.
             os.kill(self.pid, signal.SIGSTOP)
             children = [process for child in read_children(self.pid) for process in (child, *child.descendants())]
             for pid in (self.pid, *(process.pid for process in children)):

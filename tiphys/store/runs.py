@@ -79,6 +79,7 @@ class Submission:
 
     @property
     def records(self) -> tuple[SubmissionClaim, SubmissionBinding | None, SubmissionEnd | None]:
+        """Claim, binding and end; the last two may not be written yet."""
         return self.claim, self.binding, self.end
 
     def answers(self, key_digest: str) -> bool:

@@ -291,8 +291,9 @@ class Controller:
         ]
         if dependencies.agent_pods:
             specs.append(("agent-cleaner", AgentPodCleaner(view, writer, self.metrics).run))
-        is_leader = lambda: self._lease.is_leader  # noqa: E731
-        context = ControllerContext(dependencies, view, self._watches, writer, self.metrics, is_leader, self.triggers)
+        context = ControllerContext(
+            dependencies, view, self._watches, writer, self.metrics, lambda: self._lease.is_leader, self.triggers
+        )
         specs += WorkerFactory(context).create_workers()
         workers = [threading.Thread(target=work, args=(stop,), name=name, daemon=True) for name, work in specs]
         self.metrics.is_leader.set(1)

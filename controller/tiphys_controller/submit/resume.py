@@ -348,9 +348,10 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
         return ResumeResult(run, _report_plan(store, run_plan, force=options.force))
     damaged_ends = _check_plan(store, run_plan, force=options.force)  # before the first write
     if recovered := _recover_unbound_workflow(store, submitter, run_plan, request):
-        number = run_plan.state.submissions[-1].claim.submission
-        _join_claim(store, run_plan.state.submissions[-1].claim, request)
-        return ResumeResult(run, build_plan_report(run_plan, store.url), number, recovered.name, recovered.uid)
+        claimed = run_plan.state.submissions[-1].claim
+        _join_claim(store, claimed, request)
+        report = build_plan_report(run_plan, store.url)
+        return ResumeResult(run, report, claimed.submission, recovered.name, recovered.uid)
     live = find_workflow(submitter, run_plan.last_submission) if run_plan.last_submission else None
     next_submission = _choose_submission(store, submitter, run_plan, options, live)
     workflow_end = find_workflow_end(run_plan.last_submission, live, force=options.force)
@@ -366,7 +367,8 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
         record = build_workflow_record(run_plan.state.record, options.change.workflow)
         claim_record(store, RunLayout(run).workflow(record.digest), record)
         failpoint("resume.after_workflow")
-    if claimed := next_submission.unsent_claim:
+    if next_submission.unsent_claim:
+        claimed = next_submission.unsent_claim
         _join_claim(store, claimed, request)
     else:
         claimed = claim_submission(store, submitter, run_plan, request, next_submission)

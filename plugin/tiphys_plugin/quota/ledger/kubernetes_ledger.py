@@ -207,7 +207,6 @@ class KubernetesLedger(BaseLedger):
         run_in_background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         super().__init__(clock, check_every, forget_after)
-        self._forget_after = forget_after
         self._ledger_object = LedgerObject(api, namespace, name, clock, self.cache)
         self._run_in_background = run_in_background or _start_thread
         self._pause = pause
@@ -335,7 +334,7 @@ class KubernetesLedger(BaseLedger):
             after, answer = write.transition(after)
             answers.append(answer)
         if not self._ledger_object.needs_write(version) and not needs_write(
-            version.state, after, self._forget_after / 3, self.cache
+            version.state, after, self.cache.forget_after / 3, self.cache
         ):
             return answers
         if not self._write(version, after):
@@ -348,7 +347,7 @@ class KubernetesLedger(BaseLedger):
     def _enter_repeats(self, state: LedgerState) -> LedgerState:
         """The state with the times at which requests were repeated here, which are entered from time to time."""
         now = self._clock()
-        if abs(now - self._seen_at_entered) < self._forget_after / 12:
+        if abs(now - self._seen_at_entered) < self.cache.forget_after / 12:
             return state
         self._seen_at_entered = now
         pending_keys = {pending.request.key for pending in state.pending}

@@ -52,7 +52,7 @@ class SchedulerCache:
     def __init__(
         self, lock: AbstractContextManager[object] | None = None, forget_after: timedelta = FORGET_AFTER
     ) -> None:
-        self._forget_after = forget_after
+        self.forget_after = forget_after
         self._lock = lock or nullcontext()
         self._changes = RecentChanges()
         self._leases = LeaseIndex(self._changes)
@@ -91,7 +91,7 @@ class SchedulerCache:
     def select_active(self, state: LedgerState, now: datetime) -> tuple[PendingRequest, ...]:
         """The pending requests that were repeated lately (`FORGET_AFTER`), and that their queues still accept."""
         with self._lock:
-            return self._pending.select_active(state.queues, state.pending, now, self._forget_after)
+            return self._pending.select_active(state.queues, state.pending, now, self.forget_after)
 
     def find_changes(
         self, before: tuple[_Item, ...], after: tuple[_Item, ...]

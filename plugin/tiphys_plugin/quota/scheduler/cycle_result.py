@@ -72,6 +72,7 @@ class RankedRequest(NamedTuple):
         return not self.key[0]
 
     def goes_before(self, other: "RankedRequest") -> bool:
+        """Whether it is decided before ``other``: by the order of their queue, or between queues by the keys."""
         if self.queue is other.queue:
             return self.order < other.order
         return self.key < other.key
