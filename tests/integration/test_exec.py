@@ -28,6 +28,7 @@ import pytest
 from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
 from support.processes.forking import ForkedProcess, ForkingProcess
 from support.processes.polling import until
+from support.processes.process import children_of
 from support.programs.file_trainer import after
 from support.programs.folder_shapes import COUNTED, SHAPES
 
@@ -495,9 +496,9 @@ def killed_attempt(run, shape, rng, kinds):
     elif kind == "all killed":
         os.killpg(process.pid, signal.SIGKILL)
     else:
-        for child in Path(f"/proc/{process.pid}/task").glob("*/children"):
-            for pid in child.read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+        for pid in children_of(process.pid):
+            with contextlib.suppress(ProcessLookupError):  # the launcher has helpers too, which may end by themselves
+                os.kill(pid, signal.SIGKILL)
     saved = [int(number) for number in re.findall(r"saved (\d+)", "".join(lines))]
     code, _, err = run.finish(process)
     assert code in (75, 128 + signal.SIGKILL, -signal.SIGKILL), err

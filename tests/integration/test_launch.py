@@ -16,11 +16,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.processes.launched_program import PATIENCE_SECONDS, Launched
 from support.processes.polling import until
+from support.processes.process import children_of
 
 pytestmark = pytest.mark.heavy
 
@@ -396,8 +396,7 @@ def test_session_in_another_namespace_of_processes_saves(namespaces, training):
 
 def test_orphan_is_reaped_while_the_program_runs():
     launched = Launched(["sh", "-c", "(sleep 0.1 &); echo ready; exec sleep 600"])
-    children = Path(f"/proc/{launched.process.pid}/task/{launched.process.pid}/children")
-    until(lambda: len(children.read_text().split()) == 1, PATIENCE_SECONDS)
+    until(lambda: len(children_of(launched.process.pid)) == 1, PATIENCE_SECONDS)
     assert launched.names("sleep 600")
     launched.signal_group()
     assert launched.ended()[0] == 143

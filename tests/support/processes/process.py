@@ -1,5 +1,6 @@
 """Our services as processes, and what they say on stderr, line by line."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,20 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # the latter if it goes between open and read
         return False
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes whose parent is this one, whichever of its threads started them; zombies too.
+
+    Asked of the children: a thread of the parent may end between the listing of threads and the listing of its
+    children, which then belong to another thread.
+    """
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(file.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(file.parent.name))
+    return found
 
 
 class Process:
