@@ -48,11 +48,16 @@ class Timeline:
     """By program of `installation.WATCHED`, until the end of the Workflow; without those that do not run here."""
     pods: dict[str, PodTimes] = field(default_factory=dict)
     """By name, in the order of creation; without the pod of Argo's agent."""
+    shown: dict[str, float] = field(default_factory=dict)
+    """When a version of the Workflow first showed the end of a node of a pod, by the name of the node."""
 
     def see_workflow(self, document: Object, now: float) -> None:
         """Take note of a version of the Workflow."""
         self.document = document
         self.growth.append((now - self.created, stored_bytes(document), count_nodes(document)))
+        for node in read_nodes(document):
+            if node.get("type") == "Pod" and node.get("phase") in FINISHED:
+                self.shown.setdefault(node["name"], now)
         if self.finished is None and phase(document) in FINISHED:
             self.finished = now
 
@@ -128,6 +133,20 @@ def record_delays(document: Object, written: Mapping[str, datetime]) -> list[flo
         if moment is not None and ended is not None:
             delays.append((moment - ended).total_seconds())
     return delays
+
+
+def recorder_delays(shown: Mapping[str, float], written: Mapping[str, datetime], epoch: float) -> list[float]:
+    """Seconds from the version of the Workflow that shows the end of a step to the record of it.
+
+    The rest of `record_delays` is the time that Argo takes to write that version.
+
+    Args:
+        shown: `Timeline.shown`; of a step that Argo tried again, the last one counts.
+        written: When the end was recorded, by the name of the node.
+        epoch: What the clock of ``shown`` said at the beginning of Unix time.
+    """
+    last = {without_try(name): moment for name, moment in sorted(shown.items(), key=lambda one: one[1])}
+    return [written[name].timestamp() + epoch - moment for name, moment in last.items() if name in written]
 
 
 def phase(document: Object) -> str:

@@ -29,7 +29,7 @@ NAMES = (
     "nodes_of_step",
     *("nodes_of_train", "nodes_of_further_attempt", "next_attempt_seconds", "bytes_per_step"),
     "bytes_per_step_over_plain",
-    *(f"{wide}_{name}" for wide in ("fan", "items") for name in _WIDE_AIMS),
+    *(f"{wide}_{name}" for wide in ("fan", "items") for name in (*_WIDE_AIMS, "recorder_seconds")),
 )
 """All that is compared, in its order."""
 

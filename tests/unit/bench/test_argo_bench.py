@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from bench.aims import verdicts
-from bench.argo.documents import Timeline, describe_failure, per_step, record_delays, stored_bytes
+from bench.argo.documents import Timeline, describe_failure, per_step, record_delays, recorder_delays, stored_bytes
 from bench.argo.empty_plugin import EMPTY_PLUGIN, executor_plugin, open_nodes
 from bench.argo.installation import agreed_requeue, read_controller
 from bench.argo.report import aims, label, merged, values
@@ -69,6 +69,25 @@ def test_a_record_comes_as_long_after_its_pod_as_the_clocks_say() -> None:
     second = {"w.prep": 11.5, "w.task(1:b.c)": 20.25, "w.runs": 30.0}
     written = {name: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=one) for name, one in second.items()}
     assert record_delays(document, written) == [1.5, 0.25]
+
+
+def test_the_recorder_is_measured_from_the_version_that_shows_the_end_of_the_last_try() -> None:
+    timeline = Timeline(0.0)
+    for moment, (first, second) in {
+        100.0: ("Failed", "Running"),
+        102.0: ("Failed", "Succeeded"),
+        104.0: ("Failed", "Succeeded"),
+    }.items():
+        document = workflow("Running")
+        document["status"]["nodes"] = {
+            "0": {"name": "w.task(0)", "type": "Pod", "phase": first},
+            "1": {"name": "w.task(1)", "type": "Pod", "phase": second},
+            "2": {"name": "w.task", "type": "Retry", "phase": "Succeeded"},
+            "3": {"name": "w.unrecorded", "type": "Pod", "phase": "Succeeded"},
+        }
+        timeline.see_workflow(document, moment)
+    written = {"w.task": datetime.fromtimestamp(1_000_103.5, UTC)}
+    assert recorder_delays(timeline.shown, written, epoch=-1_000_000.0) == [1.5]
 
 
 def test_a_workflow_that_has_not_ended_has_no_duration() -> None:
