@@ -29,7 +29,7 @@ MEASURED_CODE = {
 """The folders of the product that a benchmark measures: a change of them makes its figures old."""
 FRONT = {
     "checkpoint": ("stall_over_memcpy", "corrupt_found", "sigterm_landed_ratio"),
-    "resume": ("goodput_scratch", "goodput_tiphys"),
+    "resume": ("goodput_scratch", "goodput_folder", "goodput_tiphys"),
     "quota": ("over_admissions",),
 }
 """Rows of README, by benchmark, beside all those that miss their aim."""
