@@ -60,6 +60,7 @@ from tiphys_plugin.runtime.settings import requeue_seconds
 _log = structlog.get_logger()
 _CAUSES_OF_A_STOP = (Cause.UNKNOWN, Cause.PREEMPTION, Cause.INFRASTRUCTURE)
 """As which the end of a program shows that ``argo stop`` or ``argo terminate`` has ended."""
+_SHORTEST_WAIT_SECONDS = 1.0
 QUARANTINE_AUTHOR = "conclude"
 """Author of the quarantines that this module writes."""
 
@@ -78,11 +79,14 @@ def await_pods(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[Pod
     if services.wait_tracker.has_given_up(key):
         return None
     limit = services.settings.pod_end_timeout_seconds
-    if services.wait_tracker.is_overdue(key, services.clock(), limit):
+    now = services.clock()
+    if services.wait_tracker.is_overdue(key, now, limit):
         services.wait_tracker.give_up(key)
         services.metrics.forced_ends.inc()
         return None
-    wait = requeue_seconds(services.settings, call.node, position=1)
+    # Most pods end within seconds, for which the next attempt should not wait longer; one that saves takes minutes.
+    waited = services.wait_tracker.waited_seconds(key, now, max_gap_seconds=0.0)
+    wait = min(max(_SHORTEST_WAIT_SECONDS, waited / 2), requeue_seconds(services.settings, call.node, position=1))
     name = f"pod {pod.name} is" if pod else "pods are"
     return pending_reply(f"Attempt {attempt.attempt}'s {name} still ending; forced after {limit:g} s", wait)
 

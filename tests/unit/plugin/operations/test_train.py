@@ -17,6 +17,7 @@ from datetime import timedelta
 
 import pytest
 from support.stories.plugin import QUICK, World, artifacts, commit, fit, outputs, phase, records, resumed, said, world
+from tiphys_plugin import PluginSettings
 
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
@@ -230,6 +231,22 @@ def test_program_is_run_again_where_nothing_shows_that_it_finished(here, data, p
     assert phase(verdict) == "Error"
     assert [end["outcome"] for end in ends(here)] == ["failed"]
     assert (f"its program exited with 0, but {doubt}" in said(verdict)) is bool(doubt)
+
+
+def test_conclude_asks_for_an_ending_pod_after_one_second_and_later_less_often(tmp_path):
+    here = world(tmp_path, settings=PluginSettings())
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Running")
+    pauses = []
+    for _ in range(10):
+        pauses.append(float(str(flow.end_try("fit", 0, status="Error", exit_code="-1").requeue).removesuffix("s")))
+        here.clock.advance(pauses[-1])
+    assert pauses[:3] == [1.0, 1.0, 1.0]
+    assert pauses == sorted(pauses)
+    assert PluginSettings().requeue_min_seconds <= pauses[-1] < 2 * PluginSettings().requeue_min_seconds
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    assert phase(flow.end_try("fit", 0, exit_code="75")) == "Error"
 
 
 def test_conclude_waits_for_the_pod_and_ends_by_force_in_the_end(here):
