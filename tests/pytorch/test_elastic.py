@@ -217,7 +217,7 @@ def test_members_save_before_a_node_goes_and_the_others_continue_from_there(begi
 
 
 GROWS = """
-import json, os, pathlib
+import json, os, pathlib, time
 import torch
 import torch.distributed as dist
 from tiphys import checkpoint
@@ -227,7 +227,7 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 trace = open(folder / f"trace-{os.environ['NODE_RANK']}", "a", buffering=1)
 
 def tell(**facts):
-    facts |= {"rank": rank, "world": world, "worker": os.getpid(), "agent": os.getppid()}
+    facts |= {"at": time.time(), "rank": rank, "world": world, "worker": os.getpid(), "agent": os.getppid()}
     trace.write(json.dumps(facts) + "\\n")
 
 dist.init_process_group("gloo")
@@ -321,6 +321,12 @@ class Members:
     def last_step(self, number: int, world: int) -> int:
         return max(fact["step"] for fact in self.facts(number) if fact["world"] == world and "step" in fact)
 
+    def standstill(self, numbers: Collection[int]) -> float:
+        """Seconds between the last step of any of these members in the world before and the first that all take now."""
+        facts = [[fact for fact in self.facts(number) if "step" in fact] for number in numbers]
+        before = max(fact["at"] for of_member in facts for fact in of_member if fact["world"] != of_member[-1]["world"])
+        return float(max(next(fact["at"] for fact in steps if fact["at"] > before) for steps in facts) - before)
+
     def kill(self, number: int) -> None:
         fact = self.facts(number)[-1]
         for pid in (self.processes[number].pid, fact["agent"], fact["worker"]):
@@ -346,14 +352,21 @@ def gang(tmp_path: Path) -> Iterator[Members]:
         process.wait()
 
 
-def test_members_save_at_one_step_and_go_on_with_a_node_that_joins_after_one_was_lost(gang: Members) -> None:
+def test_members_save_at_one_step_and_go_on_with_a_node_that_joins_after_one_was_lost(
+    gang: Members, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(4):
         gang.start(number)
     gang.until_all_step(range(4))
     gang.kill(3)
     gang.until_all_step(range(3), gang.last_step(0, 4))
+    lost = gang.standstill(range(3))
     gang.start(4)
     gang.until_all_step([0, 1, 2, 4], gang.last_step(0, 3))
+    with capsys.disabled():
+        sys.stderr.write(
+            f"\nstood still for {lost:.1f} s when a node was lost, {gang.standstill(range(3)):.1f} s to grow\n"
+        )
     [begun] = {[fact["begins"] for fact in gang.facts(number) if "begins" in fact][-1] for number in (0, 1, 2, 4)}
     assert begun >= gang.last_step(0, 3), "no step is lost to a node that joins"
     assert any(ref.global_step == begun for ref in list_commits(gang.store, "run/fit"))
