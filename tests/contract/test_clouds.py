@@ -447,7 +447,8 @@ class TestProbe:
 
 class TestOpening:
     @pytest.mark.parametrize("url", ["gs://bucket/p", "az://account/container/p"])
-    def test_missing_credentials_are_named(self, url: str) -> None:
+    def test_missing_credentials_are_named(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("azure.storage.blob.ExponentialRetry.sleep", lambda *_: None)  # 14 s of waits
         with pytest.raises(SettingsError, match=r"cannot .*credentials.*workload identity"):
             open_store(url)
 

@@ -241,7 +241,8 @@ def test_loader_that_reads_ahead_changes_no_other_draw():
     assert [(fault.kind, fault.moment) for fault in first] == [(fault.kind, fault.moment) for fault in second]
 
 
-def test_process_with_a_session_of_its_own_is_found_and_ended():
+def test_process_with_a_session_of_its_own_is_found_and_ended(monkeypatch):
+    monkeypatch.setattr(marked_processes, "PATIENCE_SECONDS", 0.5)
     mark = uuid.uuid4().hex
     code = (
         "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "

@@ -60,7 +60,6 @@ from tiphys_plugin.runtime.settings import requeue_seconds
 _log = structlog.get_logger()
 _CAUSES_OF_A_STOP = (Cause.UNKNOWN, Cause.PREEMPTION, Cause.INFRASTRUCTURE)
 """As which the end of a program shows that ``argo stop`` or ``argo terminate`` has ended."""
-_SHORTEST_WAIT_SECONDS = 1.0
 QUARANTINE_AUTHOR = "conclude"
 """Author of the quarantines that this module writes."""
 
@@ -79,14 +78,12 @@ def await_pods(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[Pod
     if services.wait_tracker.has_given_up(key):
         return None
     limit = services.settings.pod_end_timeout_seconds
-    now = services.clock()
-    if services.wait_tracker.is_overdue(key, now, limit):
+    if (waited := services.wait_tracker.waited_seconds(key, services.clock(), limit)) >= limit:
         services.wait_tracker.give_up(key)
         services.metrics.forced_ends.inc()
         return None
     # Most pods end within seconds, for which the next attempt should not wait longer; one that saves takes minutes.
-    waited = services.wait_tracker.waited_seconds(key, now, max_gap_seconds=0.0)
-    wait = min(max(_SHORTEST_WAIT_SECONDS, waited / 2), requeue_seconds(services.settings, call.node, position=1))
+    wait = min(max(1.0, waited / 2), requeue_seconds(services.settings, call.node, position=1))
     name = f"pod {pod.name} is" if pod else "pods are"
     return pending_reply(f"Attempt {attempt.attempt}'s {name} still ending; forced after {limit:g} s", wait)
 
@@ -141,9 +138,8 @@ def end_failed_attempt(
     if argo_message not in message:
         message = f"{message}; Argo: {argo_message}"
     if preempted is not None:
-        message = (
-            format_preemption(preempted) if cause is Cause.PREEMPTION else f"{message}; {format_preemption(preempted)}"
-        )
+        told = format_preemption(preempted)
+        message = told if cause is Cause.PREEMPTION else f"{message}; {told}"
     elif cause is Cause.PREEMPTION and (eviction := _find_eviction(call, attempt)) is not None:
         preempted = _build_evacuation_record(call, attempt, eviction)
         message = "; ".join([eviction.reason, message, *([format_preemption(preempted)] if preempted else [])])

@@ -30,7 +30,7 @@ class WaitTracker:
 
     The waits are in memory only: after a restart a wait begins again, which
     makes it longer, never shorter. The same holds for a clock that jumps and for
-    a machine that slept: between two calls at most ``max_gap_seconds`` count.
+    a machine that slept: between two calls at most a fifth of the limit counts.
     """
 
     def __init__(self) -> None:
@@ -40,10 +40,11 @@ class WaitTracker:
 
     def is_overdue(self, key: str, now: datetime, limit_seconds: float) -> bool:
         """Whether the wait for ``key`` has taken ``limit_seconds``, over at least a few calls."""
-        return self.waited_seconds(key, now, limit_seconds / _MIN_OBSERVATIONS) >= limit_seconds
+        return self.waited_seconds(key, now, limit_seconds) >= limit_seconds
 
-    def waited_seconds(self, key: str, now: datetime, max_gap_seconds: float) -> float:
-        """Seconds since the first call with ``key``."""
+    def waited_seconds(self, key: str, now: datetime, limit_seconds: float) -> float:
+        """Seconds since the first call with ``key``, of a wait that may take ``limit_seconds``."""
+        max_gap_seconds = limit_seconds / _MIN_OBSERVATIONS
         with self._lock:
             last_call_at, waited = self._waits.get(key, (now, 0.0))
             waited += min(max((now - last_call_at).total_seconds(), 0.0), max_gap_seconds)
