@@ -8,6 +8,9 @@ Hera's models, which have no field for the body of a plugin template. Service,
 address, headers and errors are Hera's.
 """
 
+import atexit
+import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +30,7 @@ from hera_pipelines.compile import CompileOptions, compile_workflow, to_workflow
 from hera_pipelines.compile.references import pipeline_name
 from hera_pipelines.compile.settings import refuse_unknown_keywords
 from tiphys.errors import UsageError, unknown_name_message
+from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 
 ENTRY_DAG = "main"
@@ -50,6 +54,18 @@ class PipelineMixin:
         _build_arguments: Callable[[], models.Arguments | None]
 
     _entry_dag: DAG | None = None
+    _is_compiled = False
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)  # type: ignore[misc]
+        names = sys._getframe(1).f_globals  # of the file with the `with` statement
+        if names.get("__name__") == "__main__" and "__file__" in names and not any(failure):
+            atexit.register(self._say_if_unused, names["__file__"])
+
+    def _say_if_unused(self, file: str) -> None:
+        """Say that a file which was run with ``python`` has defined a pipeline and started nothing."""
+        if not self._is_compiled:
+            sys.stderr.write(f"tiphys: {file} defines pipeline {self.pipeline_name!r}; `tiphys run {file}` runs it\n")
 
     @contextmanager
     def entry_dag(self) -> Iterator[None]:
@@ -127,9 +143,10 @@ class PipelineMixin:
         raise NotImplementedError
 
     def _compile_options(self, store: str | None, queues: Collection[str] | None) -> CompileOptions:
+        self._is_compiled = True
         return CompileOptions(
             pipeline=self.pipeline_name,
-            store=self.store if store is None else store,
+            store=self.store or os.environ.get(environment.STORE, "") if store is None else store,
             run_name=self.run_name,
             queues=None if queues is None else frozenset(queues),
             auto_resume=None if self.auto_resume is None else self.auto_resume.policy(),
@@ -229,7 +246,7 @@ class Pipeline(PipelineMixin, Workflow):
     Attributes:
         pipeline: Name of the pipeline. Without ``name`` and ``generate_name`` it
             also begins the names of the Workflows.
-        store: URL of the run store, such as ``s3://ml-runs/tiphys``.
+        store: URL of the run store, such as ``s3://ml-runs/tiphys``; empty: the variable TIPHYS_STORE.
         run_name: Name of the run from workflow parameters, ``digits-lr{lr}``;
             empty: each Workflow is a run of the same name.
         auto_resume: When the controller resumes an interrupted run automatically; None: never.

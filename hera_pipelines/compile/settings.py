@@ -9,7 +9,7 @@ annotation holds the `StepSpec` instead.
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -35,6 +35,40 @@ def check_keywords(owner: str, keywords: Iterable[str], known: Collection[str]) 
             raise UsageError(unknown_name_message(owner, "keyword", keyword, known))
 
 
+_OBJECTS = {
+    "checkpoints": "Checkpoints(every='10m'), or None to keep none",
+    "retries": "Retries(user_error=3), or a budget of another cause",
+    "tracking": "Mlflow(…) or Wandb(…)",
+    "auto_resume": "AutoResume(…)",
+    "drift": "Drift(…)",
+    "trigger": "ObjectTrigger(…)",
+}
+_HERA_LISTS = {
+    "env": "{'NAME': 'value'}",
+    "outputs": "[Artifact(name='model', path='/tmp/model')]",
+}
+"""Lists in which Hera ignores texts."""
+
+
+def check_values(where: str, values: Mapping[str, Any]) -> None:
+    """Refuse numbers and texts where an object is needed, as other tools take them; the message shows the object.
+
+    Raises:
+        UsageError: such as for ``checkpoints="10m"``.
+    """
+    for name, example in _OBJECTS.items():
+        if isinstance(value := values.get(name), str | int | float | list | tuple | dict):
+            raise UsageError(f"{where}: {name} cannot be {value!r}; write {name}={example}")
+    for name in ("command", "args"):
+        if isinstance(text := values.get(name), str):
+            raise UsageError(f"{where}: {name} is one text; write the list {name}={text.split()}")
+    for name, example in _HERA_LISTS.items():
+        entries = values.get(name)
+        for entry in [entries] if isinstance(entries, str) else entries if isinstance(entries, list | tuple) else []:
+            if isinstance(entry, str):
+                raise UsageError(f"{where}: Hera would ignore {entry!r} in {name}; write {name}={example}")
+
+
 def refuse_unknown_keywords(kind: type[KindT]) -> type[KindT]:
     """Class decorator for the classes that authors call; see `check_keywords`."""
     known = inspect.signature(kind).parameters
@@ -43,6 +77,7 @@ def refuse_unknown_keywords(kind: type[KindT]) -> type[KindT]:
     @functools.wraps(initialize)
     def check_and_initialize(self: KindT, *args: Any, **keywords: Any) -> None:
         check_keywords(f"{kind.__name__}(…)", keywords, known)
+        check_values(f"{kind.__name__}(…)", keywords)
         initialize(self, *args, **keywords)
 
     kind.__init__ = check_and_initialize  # type: ignore[method-assign,assignment]

@@ -21,7 +21,7 @@ from hera_pipelines.authoring.functions.written_code import write_code
 from hera_pipelines.authoring.policies import DEFAULT_CHECKPOINTS, Checkpoints, Duration, Retries
 from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
-from hera_pipelines.compile.settings import DataSource, Spot, check_keywords
+from hera_pipelines.compile.settings import DataSource, Spot, check_keywords, check_values
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GangBackend
 from tiphys.protocol.step_spec import GPU_RESOURCE, STEP_ANNOTATION, Proximity
@@ -236,6 +236,7 @@ def _build_decorator(options: StepOptions | None, bare: tuple[object, ...], argu
     names = [field.name for field in fields(options)] if options is not None else []
     known = [*names, *inspect.signature(Script).parameters]
     check_keywords(decorator, arguments, [name for name in known if name != "source"])
+    check_values(decorator, arguments)
 
     def decorate(function: Callable[P, R]) -> StepFunction[P, R]:
         name = arguments.get("name") or function.__name__.replace("_", "-").lower()

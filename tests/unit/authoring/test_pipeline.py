@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,13 @@ from hera_pipelines import CronPipeline, Pipeline, PluginTemplate, Step, step
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, find_template
+
+SCRIPT = """
+from hera_pipelines import Pipeline, Train
+
+with Pipeline("digits") as pipeline:
+    Train(name="fit", image="i", command=["fit"])()
+"""
 
 
 @step()
@@ -302,3 +312,32 @@ def test_an_unknown_workflow_parameter_is_refused_with_the_known_ones() -> None:
             pipeline.get_parameter("los")
     with pytest.raises(UsageError, match="has no parameter 'lr'; it has: none"):
         Pipeline("digits").get_parameter("lr")
+
+
+def run_with_python(folder: Path, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "digits.py").write_text(text)
+    environ = {name: value for name, value in os.environ.items() if name != "TIPHYS_STORE"} | variables
+    command = [sys.executable, "digits.py"]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_file_that_is_run_with_python_says_which_command_runs_its_pipeline(tmp_path: Path) -> None:
+    done = run_with_python(tmp_path, SCRIPT)
+    assert (done.returncode, done.stdout) == (0, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("tiphys: ")
+    assert line.endswith(
+        "digits.py defines pipeline 'digits'; `tiphys run " + str(tmp_path / "digits.py") + "` runs it"
+    )
+
+
+def test_file_that_is_run_with_python_and_prints_its_pipeline_says_no_more(tmp_path: Path) -> None:
+    done = run_with_python(tmp_path, f"{SCRIPT}\nprint(pipeline.to_yaml())", TIPHYS_STORE="s3://ml-runs/t")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tiphys.dev/store: s3://ml-runs/t" in done.stdout
+
+
+def test_store_of_a_pipeline_takes_precedence_over_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIPHYS_STORE", "s3://of-the-variable")
+    assert CompiledPipeline.from_manifest(digits().to_dict()).store == "s3://ml-runs/tiphys"
+    assert CompiledPipeline.from_manifest(digits().compile(store="s3://given")).store == "s3://given"

@@ -349,3 +349,29 @@ def test_a_step_without_an_image_is_refused(make: Any, monkeypatch: pytest.Monke
 def test_the_signature_still_says_what_an_author_may_write() -> None:
     assert list(inspect.signature(Checkpoints).parameters)[:2] == ["every", "keep_last"]
     assert "gpus" in inspect.signature(Train).parameters
+
+
+PLAIN_VALUES: list[tuple[dict[str, Any], str]] = [
+    ({"checkpoints": "1m"}, "checkpoints cannot be '1m'; write checkpoints=Checkpoints(every='10m'), or None to keep"),
+    ({"checkpoints": False}, "checkpoints cannot be False; write checkpoints=Checkpoints("),
+    ({"retries": 3}, "retries cannot be 3; write retries=Retries(user_error=3)"),
+    ({"tracking": "wandb"}, "tracking cannot be 'wandb'; write tracking=Mlflow(…) or Wandb(…)"),
+    ({"env": ["A=1"]}, "Hera would ignore 'A=1' in env; write env={'NAME': 'value'}"),
+    ({"outputs": ["model"]}, "Hera would ignore 'model' in outputs; write outputs=[Artifact("),
+    ({"command": "python -u train.py"}, "command is one text; write the list command=['python', '-u', 'train.py']"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), PLAIN_VALUES)
+def test_a_plain_value_in_the_place_of_an_object_is_refused_with_the_object(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as of_class:
+        Train(**{"name": "fit", "image": "i", "command": ["fit"], **given})
+    with pytest.raises(UsageError) as of_decorator:
+        train(image="i", **given)(nothing)
+    assert said in str(of_class.value)
+    assert said in str(of_decorator.value)
+
+
+def test_a_plain_value_of_a_pipeline_is_refused_with_the_object() -> None:
+    with pytest.raises(UsageError, match=r"auto_resume cannot be True; write auto_resume=AutoResume\("):
+        Pipeline("digits", auto_resume=True)  # type: ignore[arg-type]
