@@ -84,7 +84,7 @@ def main(folder: Path) -> int:
 
     def note(number: int, frame: FrameType | None) -> None:
         signals.append(number)
-        say(f"signal {number}")
+        os.write(1, f"signal {number}\n".encode())  # `say` may be what the signal has interrupted, and refuse
 
     wish = os.environ.get("FILE_ON_SIGTERM")
     if wish:
