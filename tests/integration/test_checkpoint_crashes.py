@@ -240,7 +240,7 @@ def test_without_a_fault_the_program_ends_the_same(run):
 
 
 def test_sigterm_commits_the_step_it_met_and_exits_75(run):
-    _, process = run.start(TRAINER_PAUSE="0.05", TIPHYS_SAVE_EVERY="600s")
+    _, process = run.start(TRAINER_PAUSE="0.25", TIPHYS_SAVE_EVERY="600s")
     assert process.stdout.readline() == "starts 0\n"
     process.send_signal(signal.SIGTERM)
     code, _, err = run.finish(process)
@@ -257,7 +257,7 @@ def test_sigterm_commits_the_step_it_met_and_exits_75(run):
 
 
 def test_a_process_whose_attempt_was_replaced_exits_76_and_commits_no_more(run):
-    _, process = run.start(TRAINER_PAUSE="0.05")
+    _, process = run.start(TRAINER_PAUSE="0.25")
     assert process.stdout.readline() == "starts 0\n"
     write_end(run.store, end_of(1))
     write_claim(run.store, claim_of(2))
