@@ -1,4 +1,4 @@
-"""Trainers that write a folder as libraries do: ``python -m support.programs.folder_shapes SHAPE DIR``.
+"""Trainers that write a folder as libraries do: ``python -m support.programs.folder_shapes SHAPE DIR STEPS PAUSE``.
 
 Each shape writes in the order in which its library was read to write, with a
 pause within each file, and loads as its users do. A load of a torn file, or of
@@ -261,10 +261,11 @@ def main(shape: str, out: Path, steps: int, pause: float) -> int:
     save, load = SHAPES[shape]
     out.mkdir(parents=True, exist_ok=True)
     step = load(out)
+    last = step + steps
     say(f"starts {step}")
     if "--handler" in sys.argv:
         signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
-    while step < steps:
+    while step < last:
         time.sleep(pause)
         step += 1
         if step % 10 == 0 or stops:
