@@ -11,14 +11,15 @@ import pytest
 from hera_pipelines.demo.story import DemoRun
 from tiphys.store.incarnations import count_incarnations
 
-pytestmark = pytest.mark.heavy
+PATIENCE_SECONDS = 900
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2 * PATIENCE_SECONDS)]
 
 
 @pytest.fixture(scope="module")
 def performed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("demo") / "made"
     line = [sys.executable, "-m", "hera_pipelines.cli", "demo", "--dir", folder]
-    return folder, subprocess.run(line, capture_output=True, text=True, timeout=900)
+    return folder, subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
 Performed = tuple[Path, subprocess.CompletedProcess[str]]

@@ -13,9 +13,11 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 UV = os.environ.get("UV") or shutil.which("uv") or ""
+PATIENCE_SECONDS = 1800
 
 pytestmark = [
     pytest.mark.heavy,
+    pytest.mark.timeout(2 * PATIENCE_SECONDS),
     pytest.mark.skipif(not UV, reason="uv is not installed"),
 ]
 
@@ -26,7 +28,7 @@ def run(*command: str | Path, cwd: Path) -> str:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=1800,
+        timeout=PATIENCE_SECONDS,
         env={**os.environ, "UV": UV, "PYTHONPATH": str(cwd / "tests"), "UV_PYTHON_DOWNLOADS": "never"},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -102,7 +104,7 @@ def test_a_release_from_two_clones_is_the_same_and_its_wheel_works(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=1800,
+        timeout=PATIENCE_SECONDS,
         env={name: value for name, value in os.environ.items() if not name.startswith(("TIPHYS_", "PYTHON"))},
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -11,11 +11,12 @@ from hera_pipelines import Dvc
 from hera_pipelines.authoring.data_versions import read_data_version
 
 UV = os.environ.get("UV") or shutil.which("uv") or ""
+PATIENCE_SECONDS = 600
 pytestmark = [
     pytest.mark.heavy,
+    pytest.mark.timeout(2 * PATIENCE_SECONDS),
     pytest.mark.skipif(not (UV and shutil.which("git")), reason="uv or git is not installed"),
 ]
-PATIENCE_SECONDS = 600
 # The version of the files in `tests/unit/authoring/data_versions/dvc_3_67`.
 PACKAGES = ("--from", "dvc==3.67.1")
 

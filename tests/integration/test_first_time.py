@@ -18,6 +18,7 @@ ENVIRON = {
 
 pytestmark = [
     pytest.mark.heavy,
+    pytest.mark.timeout(2 * PATIENCE_SECONDS),
     pytest.mark.skipif(not UV, reason="uv is not installed"),
     pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a clone needs a git repository"),
 ]

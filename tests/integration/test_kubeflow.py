@@ -17,7 +17,11 @@ from tiphys.store import DirectoryStore
 
 UV = os.environ.get("UV") or shutil.which("uv") or ""
 PATIENCE_SECONDS = 1200
-pytestmark = [pytest.mark.heavy, pytest.mark.skipif(not UV, reason="uv is not installed")]
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.timeout(2 * PATIENCE_SECONDS),
+    pytest.mark.skipif(not UV, reason="uv is not installed"),
+]
 
 SAMPLES = Path(__file__).parents[1] / "unit/authoring/adoption/kubeflow"
 OUTPUTS = {
