@@ -18,7 +18,9 @@ def claim(store: Store, key: str, writer: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    own_store = open_store(sys.argv[1])
+    own_store = None
     for line in sys.stdin:
+        # Not before: after Ctrl-C, one that is left and asked nothing must not make the folder anew.
+        own_store = own_store or open_store(sys.argv[1])
         sys.stdout.write(json.dumps(claim(own_store, line.strip(), sys.argv[2])) + "\n")
         sys.stdout.flush()

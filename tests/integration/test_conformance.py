@@ -75,6 +75,13 @@ def test_claims_of_processes_find_a_server_that_breaks_them(
         promises_of(bucket).claims()
 
 
+def test_a_writer_that_is_asked_nothing_makes_no_store(tmp_path: Path) -> None:
+    """As one that an interrupt has left between its start and the first claim."""
+    command = [sys.executable, "-m", "hera_pipelines.conformance.writer", str(tmp_path / "store"), "writer-0"]
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True, timeout=PATIENCE_SECONDS)
+    assert list(tmp_path.iterdir()) == []
+
+
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "hera_pipelines.cli", "conformance", "--store", str(folder / "store"), *arguments]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
@@ -192,8 +199,13 @@ def test_a_cluster_that_is_not_there_is_not_tried_and_has_an_exit_code(tmp_path:
 
 
 @pytest.mark.heavy
-def test_a_time_that_is_too_short_leaves_promises_untried(tmp_path: Path, tried: Begun) -> None:
+def test_a_time_that_is_too_short_leaves_promises_untried(
+    tmp_path: Path, tried: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "store").mkdir()
+    # A training that does not end in time, however fast the machine is: it waits in its first save.
+    waits = {f"checkpoint.before_copy=hang:3600;{place}": at for place, at in store_promises._DEATHS.items()}
+    monkeypatch.setattr(store_promises, "_DEATHS", waits)
     code, found = tried(str(tmp_path / "store"), "--minutes", "0.1")
     assert code == 6
     assert "--minutes" in found["damage"]["remedy"] + found["killed-commit"]["remedy"]
