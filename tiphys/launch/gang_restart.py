@@ -192,13 +192,15 @@ class GangMember:
     def find_port(self) -> int | None:
         """A free port for the first member to listen on, that of its variables if possible; None if they name none.
 
-        Connections of the program before may keep its port from one that does not ask for reuse (TIME_WAIT).
+        Connections of the program before may keep its port from one that does not ask for reuse (TIME_WAIT). Only every
+        other port is tried: of its range for both, Linux gives the odd ones to listeners and the even ones to
+        connections, so a member that connects to an even one before the first member listens may reach itself.
         """
         named = [self._environ.get(name, "") for name in _PORT_VARIABLES]
         text = next(filter(None, named), self._environ.get(_ENDPOINT, "").rpartition(":")[2])
         if not text.isdecimal():
             return None
-        for port in range(int(text), min(int(text) + _PORTS, 1 << 16)):
+        for port in range(int(text), min(int(text) + 2 * _PORTS, 1 << 16), 2):
             try:
                 with socket.socket() as listener:
                     listener.bind(("", port))

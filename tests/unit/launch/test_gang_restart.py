@@ -443,6 +443,15 @@ def test_port_that_is_still_bound_is_passed_over() -> None:
     assert member.find_port() == taken
 
 
+def test_port_after_one_that_is_bound_is_none_that_a_connection_gets() -> None:
+    """Linux gives a listener an odd port, and a connection an even one."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        taken = listener.getsockname()[1]
+        member = GangMember(variables(0, 2, MASTER_PORT=str(taken)), Signals(Stage(1)), MemoryStore())  # type: ignore[arg-type]
+        assert ((member.find_port() or 0) - taken) % 2 == 0
+
+
 @pytest.mark.parametrize(("members", "seconds"), [(2, 0.5), (200, 0.5), (1000, 2.5), (4000, 10.0)])
 def test_polls_of_all_members_are_bounded(members: int, seconds: float) -> None:
     member = GangMember(variables(1, members), Signals(Stage(1)), MemoryStore())  # type: ignore[arg-type]
