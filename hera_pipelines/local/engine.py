@@ -93,11 +93,13 @@ class LocalEngine:
         """Raise `UsageError` that names everything in ``manifest`` that the local engine does not support."""
         check_supported(manifest)
 
-    def run(self, manifest: Manifest) -> NodePhase:
+    def run(self, manifest: Manifest, on_running: Callable[[], object] = lambda: None) -> NodePhase:
         """Run a Workflow to its end and return its phase.
 
         In the main thread, the first SIGINT, SIGTERM or SIGHUP stops the workflow (the
         exit handler still runs), and a second SIGINT or SIGTERM terminates it.
+
+        ``on_running`` is called before the first node begins, once others can find the workflow running, and stop it.
 
         Raises:
             UsageError: the manifest has a field that the local engine does not support.
@@ -109,7 +111,7 @@ class LocalEngine:
         with hold_workflow_lock(self._state, workflow["metadata"]["name"]):
             if threading.current_thread() is threading.main_thread():  # only there it handles signals
                 record_engine(self._state, workflow["metadata"]["name"])
-            return asyncio.run(self._run(workflow))
+            return asyncio.run(self._run(workflow, on_running))
 
     def stop(self) -> None:
         """Stop the running workflow; a second call terminates it. Safe in any thread."""
@@ -129,7 +131,7 @@ class LocalEngine:
             with suppress(RuntimeError):  # the event loop has closed, so the workflow has ended
                 self._loop.call_soon_threadsafe(action)
 
-    async def _run(self, workflow: Manifest) -> NodePhase:
+    async def _run(self, workflow: Manifest, on_running: Callable[[], object]) -> NodePhase:
         stored_workflow = StoredWorkflow(self._cluster, workflow, self._clock)
 
         def observe(change: NodeChange) -> None:
@@ -146,6 +148,7 @@ class LocalEngine:
         try:
             with handle_stop_signals(self._loop, shutdown):
                 stored_workflow.mark_running()
+                on_running()
                 phase, message = await self._interpret(workflow, nodes, shutdown, stored_workflow)
                 stored_workflow.mark_finished(phase, message, nodes)
                 if shutdown.unrecorded:

@@ -186,8 +186,8 @@ class LocalSession(LocalWorkflows):
             raise ConflictError(f"a Workflow {name} exists in {self._state}; choose another name")
         return self._live_workflow(document)
 
-    def run(self, name: str) -> NodePhase:
-        """Run a Workflow that `create` registered, to its end.
+    def run(self, name: str, on_running: Callable[[], object] = lambda: None) -> NodePhase:
+        """Run a Workflow that `create` registered, to its end; ``on_running`` is that of `LocalEngine.run`.
 
         Raises:
             NotFoundError: no Workflow of that name exists.
@@ -202,7 +202,7 @@ class LocalSession(LocalWorkflows):
             raise ConflictError(f"Workflow {name} was started before and is {phase}; use `tiphys resume` for a new one")
         try:
             with self._record_steps(document):
-                return engine.run(document)
+                return engine.run(document, on_running)
         except OSError as error:
             raise StoreError(
                 f"the engine cannot keep its state in {self._state}: {error.strerror or error}; "

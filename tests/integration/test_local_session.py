@@ -179,6 +179,16 @@ def test_a_state_folder_that_cannot_be_written_any_more_is_named(
         desk.start()
 
 
+def test_a_run_says_that_it_runs_once_others_find_it_running(desk: Desk) -> None:
+    seen = []
+    with desk.session() as session:
+        name = start_run(desk.store, session, pipeline(), "night").workflow_name
+        phase = session.run(name, lambda: seen.append((desk.session().find("default", name), list(desk.changes))))
+    [(live, changes)] = seen
+    assert live is not None
+    assert (live.phase, live.running, changes, str(phase)) == ("Running", True, [], "Succeeded")
+
+
 def test_a_session_that_is_not_open_can_look_but_not_run(desk: Desk) -> None:
     assert desk.session().find("default", "night") is None
     with pytest.raises(ConflictError, match="not open"):

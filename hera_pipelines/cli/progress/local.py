@@ -180,7 +180,8 @@ def run_to_end(
 ) -> None:
     """Run a created Workflow to its end with a progress display, then report the result.
 
-    With ``detachment`` the process in the terminal ends first, and the display goes to a file.
+    With ``detachment`` the process in the terminal ends first, and the display goes to a file. It ends once the run can
+    be followed and stopped from elsewhere, which may be the next command of a script.
 
     Raises:
         RunFailedError: the run failed; the message names each failed task and its reason.
@@ -191,16 +192,21 @@ def run_to_end(
     manifest = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
     pipeline = CompiledPipeline.from_manifest(manifest)
     progress = ProgressTable(task["name"] for task in pipeline.tasks())
-    if detachment is not None:
-        log = state / "logs" / f"engine-{workflow}.log"
-        screen.note(
-            f"run {run} continues in the background; follow it with {submission.command('attach')}, stop it with "
-            f"{submission.command('stop')}; what it says is in {log}"
-        )
-        detachment.continue_in_background(log)
-    with observer.show_progress(screen, progress, build_training_lookup(submission.store, run, pipeline)):
+    with contextlib.ExitStack() as shown:
+
+        def show() -> None:
+            if detachment is not None:
+                log = state / "logs" / f"engine-{workflow}.log"
+                screen.note(
+                    f"run {run} continues in the background; follow it with {submission.command('attach')}, stop it "
+                    f"with {submission.command('stop')}; what it says is in {log}"
+                )
+                detachment.continue_in_background(log)
+            training_of = build_training_lookup(submission.store, run, pipeline)
+            shown.enter_context(observer.show_progress(screen, progress, training_of))
+
         try:
-            session.run(workflow)
+            session.run(workflow, show)
         except StoreError as error:
             raise StoreError(f"{error}; continue with {submission.command('resume')}") from error
     report_end(screen, submission, progress, DirectoryCluster(state / "cluster").workflow("default", workflow) or {})

@@ -9,6 +9,8 @@ from support.processes.polling import until
 from support.processes.process import lives
 from support.stories import small_pipeline
 
+from hera_pipelines.local.live_workflows import LocalWorkflows
+
 from .conftest import begin, invoke
 
 
@@ -19,6 +21,8 @@ def started(folder: Path, *arguments: str) -> Path:
     with begin(["run", file, "--run", "r", "--detach", *arguments], folder) as process:
         out, err = process.communicate(timeout=120)  # which waits for all that hold its pipes
     assert (process.returncode, out) == (0, "r\n"), err
+    live = LocalWorkflows(folder / ".tiphys/state").find("default", "r")
+    assert live is not None and live.running, "the next command finds it, and its engine"
     until(lambda: list((folder / ".tiphys/store").rglob("manifests/*.json")))
     return folder / "code"
 
