@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from multiprocessing.synchronize import Barrier
 
 from support.programs.trainer import initial_state, say, train_step
@@ -15,6 +16,9 @@ from tiphys import checkpoint
 
 RANKS = 2
 PATIENCE_SECONDS = 120
+PAUSE_SECONDS = 0.05
+"""After each step. Ranks stop so many steps ahead as they did in the seconds before, so their pace may not double at
+once, as it would on a machine that has just become idle, were it their arithmetic alone."""
 
 
 def rank(number: int, together: Barrier) -> None:
@@ -26,6 +30,7 @@ def rank(number: int, together: Barrier) -> None:
             together.wait(PATIENCE_SECONDS)
             train_step(state)
             session.step(state["step"], state)
+            time.sleep(PAUSE_SECONDS)
 
 
 def main(tell: int) -> None:
