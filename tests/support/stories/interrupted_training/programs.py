@@ -7,6 +7,7 @@ attempt (`EVERY_TIME`): ``hungry@7`` needs more memory from there on, ``poison@6
 kills whoever went on from step 6.
 """
 
+import errno
 import json
 import os
 import signal
@@ -82,12 +83,24 @@ def stand_by() -> None:
         time.sleep(0.1)
 
 
+def open_server(port: int) -> socket.socket:
+    """Ranks on one machine have a port that was free: a connection of another program may have it now, for a while."""
+    while True:
+        try:
+            return socket.create_server(("", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            say(f"port {port} is taken")
+            time.sleep(0.5)
+
+
 def meet_others() -> None:
     """Several ranks begin together, as those do that average their gradients: none saves before all have restored."""
     others = int(os.environ.get("WORLD_SIZE", "1")) - 1
     first = (os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0")))
     if others and os.environ["RANK"] == "0":
-        with socket.create_server(("", first[1])) as server:
+        with open_server(first[1]) as server:
             lines = [server.accept()[0] for _ in range(others)]
         for line in lines:
             line.sendall(b"!")
