@@ -45,6 +45,8 @@ class AgentProcess:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         until(lambda: self.url or self._process.poll() is not None, seconds=300)
+        if not self.url:
+            self._reader.join()  # it has ended, and may have been ready before
         assert self.url, f"the agent ended before it was ready: {self.noise or self.log}"
         return self
 
