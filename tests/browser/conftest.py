@@ -8,6 +8,8 @@ import pytest
 
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage"]
 """For root, and for containers with a small /dev/shm."""
+PATIENCE_MILLISECONDS = 120_000
+"""A deadline, never a duration: playwright's own is half a minute, and the machine may be busy."""
 CHROMIUM = os.environ.get("TIPHYS_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -17,6 +19,6 @@ def chromium() -> Iterator[object]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium here; install it, or name one by TIPHYS_CHROMIUM")
     with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=PATIENCE_MILLISECONDS)
         yield browser
         browser.close()

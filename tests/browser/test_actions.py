@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
+from browser.conftest import PATIENCE_MILLISECONDS
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -54,6 +55,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def context(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """One browser, in each theme."""
     context = chromium.new_context(viewport={"width": 320, "height": 800}, color_scheme=request.param)
+    context.set_default_timeout(PATIENCE_MILLISECONDS)
     yield context
     context.close()
 

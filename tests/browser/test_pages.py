@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from browser.conftest import PATIENCE_MILLISECONDS
 from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.builders.hostile_text import write_full_run
 from support.builders.lineage import RUN, STEP
@@ -84,6 +85,14 @@ def site(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator
         yield Site(server.url, store, submitter)
 
 
+IS_HIDDEN = "Object.defineProperty(document, 'hidden', { configurable: true, get: () => %s })"
+
+
+def hide(page: Any) -> None:
+    """Have a page that will be opened take itself for hidden: it exchanges nothing while a test looks."""
+    page.add_init_script(IS_HIDDEN % "true")
+
+
 @pytest.fixture
 def open_page(chromium: Any, site: Site) -> Iterator[Callable[..., Any]]:
     contexts, errors = [], []
@@ -92,6 +101,7 @@ def open_page(chromium: Any, site: Site) -> Iterator[Callable[..., Any]]:
         path: str, width: int = WIDE, theme: str = "light", prepare: Callable[[Any], None] = id, **options: Any
     ) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, **options)
+        context.set_default_timeout(PATIENCE_MILLISECONDS)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -113,7 +123,7 @@ def test_a_page_fits_its_window_and_is_accessible(
     open_page: Callable[..., Any], path: str, width: int, theme: str
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    page = open_page(path, width, theme)
+    page = open_page(path, width, theme, prepare=hide)
 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = axe.Axe().run(page)
@@ -142,7 +152,7 @@ def test_the_themes_differ(open_page: Callable[..., Any]) -> None:
 
 def test_pictures_are_loaded(open_page: Callable[..., Any]) -> None:
     for path, least in ((f"/runs/{RUN}", 2), ("/queues", 1)):
-        page = open_page(path)
+        page = open_page(path, prepare=hide)
         widths = page.eval_on_selector_all("img.picture", "images => images.map(image => image.naturalWidth)")
         assert len(widths) >= least
         assert all(width > 100 for width in widths)
@@ -184,19 +194,19 @@ def test_a_page_follows_a_run_until_it_ends(open_page: Callable[..., Any], site:
     assert page.inner_text(".badge") == "running"
 
     History(site.store, "followed").failed("prepare", message="the node went away")
-    page.wait_for_selector("text=the node went away", timeout=120_000)
+    page.wait_for_selector("text=the node went away")
     site.submitter.end(started.workflow_name)
-    page.wait_for_selector(".badge.failed", timeout=120_000)
-    page.wait_for_function("!document.getElementById('main').dataset.follow", timeout=120_000)
+    page.wait_for_selector(".badge.failed")
+    page.wait_for_function("!document.getElementById('main').dataset.follow")
 
 
 def test_a_page_says_that_the_store_is_slow_until_it_is_not(open_page: Callable[..., Any], site: Site) -> None:
     start_run(site.store, site.submitter, PIPELINE, "slow")
     page = open_page("/runs/slow")
     page.route("**/runs/slow", lambda route: route.fulfill(status=503))
-    page.wait_for_selector("header:has-text('slow to answer')", timeout=120_000)
+    page.wait_for_selector("header:has-text('slow to answer')")
     page.unroute("**/runs/slow")
-    page.wait_for_selector("header:not(:has-text('slow to answer'))", timeout=120_000)
+    page.wait_for_selector("header:not(:has-text('slow to answer'))")
 
 
 def test_a_page_says_what_the_server_answers_where_the_store_is_not_slow(
@@ -205,20 +215,18 @@ def test_a_page_says_what_the_server_answers_where_the_store_is_not_slow(
     start_run(site.store, site.submitter, PIPELINE, "removed")
     page = open_page("/runs/removed")
     page.route("**/runs/removed", lambda route: route.fulfill(status=404))
-    page.wait_for_selector("header:has-text('answers 404 Not Found: this page may be old')", timeout=120_000)
+    page.wait_for_selector("header:has-text('answers 404 Not Found: this page may be old')")
     assert "slow to answer" not in page.inner_text("header")
 
 
 def test_a_hidden_page_asks_for_nothing(open_page: Callable[..., Any], site: Site) -> None:
     start_run(site.store, site.submitter, PIPELINE, "hidden")
-    page = open_page("/runs/hidden")
-    switch = "is_hidden => Object.defineProperty(document, 'hidden', { configurable: true, get: () => is_hidden })"
-    page.evaluate(switch, True)
+    page = open_page("/runs/hidden", prepare=hide)
     History(site.store, "hidden").failed("prepare", message="the node went away")
     page.wait_for_timeout(8_000)  # it would ask every three seconds
     assert "the node went away" not in page.inner_text("main")
-    page.evaluate(switch, False)
-    page.wait_for_selector("text=the node went away", timeout=120_000)
+    page.evaluate(IS_HIDDEN % "false")
+    page.wait_for_selector("text=the node went away")
 
 
 def test_queues_are_reached_by_keyboard_from_every_page(open_page: Callable[..., Any]) -> None:
@@ -242,12 +250,12 @@ def test_a_log_begins_at_its_end_and_stays_where_it_is_read(
     assert page.eval_on_selector("pre.log", at_end)
 
     lines.append("the newest line")
-    page.wait_for_selector("text=the newest line", timeout=120_000)
+    page.wait_for_selector("text=the newest line")
     assert page.eval_on_selector("pre.log", at_end)
 
     page.focus("pre.log")
     page.eval_on_selector("pre.log", "log => { log.scrollTop = 40; }")
     lines.append("and another")
-    page.wait_for_selector("text=and another", timeout=120_000)
+    page.wait_for_selector("text=and another")
     assert page.eval_on_selector("pre.log", "log => log.scrollTop") == 40
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Output of fit-pod"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser.conftest import PATIENCE_MILLISECONDS
 
 SITE = Path(__file__).parents[2] / "build" / "site"
 PAGES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.html") if page.name != "404.html")
@@ -34,6 +35,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
     opened = chromium.new_page()
+    opened.set_default_timeout(PATIENCE_MILLISECONDS)
     yield opened
     opened.close()
 
