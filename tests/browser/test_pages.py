@@ -229,6 +229,24 @@ def test_a_hidden_page_asks_for_nothing(open_page: Callable[..., Any], site: Sit
     page.wait_for_selector("text=the node went away")
 
 
+def test_what_is_typed_while_a_page_is_loaded_again_stays(open_page: Callable[..., Any], site: Site) -> None:
+    page = open_page("/")
+    asked: list[Any] = []
+
+    def hold(route: Any) -> None:
+        asked.append(route)
+
+    page.route(f"{site.url}/", hold)
+    while not asked:
+        page.wait_for_timeout(100)
+    page.focus("input[type=search]")
+    page.keyboard.type("fail")
+    answer = asked[0].fetch()
+    asked[0].fulfill(response=answer, body=answer.text().replace("</h1>", " of another hour</h1>"))
+    page.wait_for_timeout(1_000)  # it would take the new page at once
+    assert page.input_value("input[type=search]") == "fail"
+
+
 def test_queues_are_reached_by_keyboard_from_every_page(open_page: Callable[..., Any]) -> None:
     page = open_page("/runs/failed")
     page.focus("nav.places a:has-text('Queues')")

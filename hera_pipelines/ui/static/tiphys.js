@@ -93,6 +93,9 @@ const load = async () => {
   return fresh;
 };
 
+// Whether a person types or chooses, which an exchange would undo.
+const isEdited = (main) => main.querySelector("input:focus, select:focus") !== null;
+
 // Loads the page again while it can change and is looked at, and exchanges its content if it has changed.
 const follow = async (known) => {
   let took = 0;
@@ -101,11 +104,11 @@ const follow = async (known) => {
     const every = Number(main.dataset.follow || 0);
     if (!every) return;
     await pause(Math.max(every, Math.min(took / SHARE, LONGEST_PAUSE_SECONDS)));
-    while (document.hidden || main.querySelector("input:focus, select:focus")) await pause(1);
+    while (document.hidden || isEdited(main)) await pause(1);
     const began = performance.now();
     const fresh = await load();
     took = (performance.now() - began) / 1000;
-    if (!fresh) continue;
+    if (!fresh || isEdited(main)) continue;
     const content = contentOf(fresh);
     if (content !== known) {
       for (const image of fresh.querySelectorAll("img.picture")) image.src += `?at=${Date.now()}`;
