@@ -98,6 +98,7 @@ def _apiserver(settings: Settings) -> list[str]:
         f"--audit-policy-file={settings.folder}/audit-policy.json",
         f"--audit-log-path={settings.audit_log}",
         "--audit-log-mode=blocking",  # a test that has its answer finds the record of it
+        "--audit-log-maxsize=100000",  # MB; by default it begins anew after 100, in the middle of a test
         # Pods leave a lost node after seconds, not after five minutes.
         "--default-not-ready-toleration-seconds=20",
         "--default-unreachable-toleration-seconds=20",

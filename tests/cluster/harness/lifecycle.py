@@ -11,7 +11,7 @@ from . import archive, control_plane, dns, fake_nodes, identities, namespaces, n
 from .binaries import build_missing
 from .errors import HarnessError
 from .kubectl import answers, kubectl
-from .machine import install_packages, load_kernel_modules, require_root, run, say, wait_until
+from .machine import PATIENCE_SECONDS, install_packages, load_kernel_modules, require_root, run, say, wait_until
 from .settings import NODES, Node, Settings
 
 
@@ -42,7 +42,8 @@ def up(settings: Settings) -> None:
     dns.start(settings)
     _start_node(settings, first)
     # Pods are refused in a namespace whose service account does not exist yet.
-    kubectl(settings, "wait", "--for=create", "serviceaccount/default", "--namespace=default", "--timeout=120s")
+    account = ("serviceaccount/default", "--namespace=default")
+    kubectl(settings, "wait", "--for=create", *account, f"--timeout={PATIENCE_SECONDS}s")
     say(f"{settings.name} is ready")
 
 

@@ -22,6 +22,8 @@ NEEDED = {
     "runc": "runc",
 }
 CNI = Path("/usr/lib/cni")
+PATIENCE_SECONDS = 600
+"""A deadline, never a duration: both cores may be busy, and whoever waits for a daemon notices when it ends."""
 
 
 def say(sentence: str) -> None:
@@ -38,7 +40,7 @@ def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | Non
     return done.stdout
 
 
-def wait_until(what: str, holds: Callable[[], bool], seconds: float = 180) -> None:
+def wait_until(what: str, holds: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """Poll a condition; a slow machine only makes this longer."""
     deadline = time.monotonic() + seconds
     while not holds():

@@ -7,7 +7,7 @@ from pathlib import Path
 from . import namespaces, processes
 from .identities import kubeconfig, pki
 from .kubectl import kubectl
-from .machine import CNI, wait_until
+from .machine import CNI, PATIENCE_SECONDS, wait_until
 from .settings import Node, Settings
 
 PAUSE = "tiphys.test/pause:1"
@@ -20,7 +20,7 @@ def start(settings: Settings, node: Node) -> None:
     _configure(settings, node)
     for daemon in DAEMONS:
         start_one(settings, node, daemon)
-    ready = ("wait", f"node/{node.name}", "--timeout=120s")
+    ready = ("wait", f"node/{node.name}", f"--timeout={PATIENCE_SECONDS}s")
     processes.wait_for(settings, f"kubelet-{node.index}", f"{node.name} has registered", lambda: _known(settings, node))
     kubectl(settings, *ready, "--for=condition=Ready")
 
@@ -44,7 +44,7 @@ def delete_cgroups(node: Node) -> None:
     """Delete the control groups that pods leave once their processes are gone."""
     for root in _cgroup_roots(node):
         if root.exists():
-            wait_until(f"{root} is empty", lambda root=root: _delete_tree(root), seconds=30)  # type: ignore[misc]
+            wait_until(f"{root} is empty", lambda root=root: _delete_tree(root), seconds=120)  # type: ignore[misc]
 
 
 def _delete_tree(root: Path) -> bool:

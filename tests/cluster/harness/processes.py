@@ -2,6 +2,7 @@
 want to see what happens without them.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -39,7 +40,8 @@ def stop(settings: Settings, name: str, number: signal.Signals = signal.SIGTERM)
     for each in (number, signal.SIGKILL):
         if not (process := child_of(waiter)):
             break
-        os.kill(process, each)
+        with contextlib.suppress(ProcessLookupError):  # it may end by itself meanwhile
+            os.kill(process, each)
         try:
             wait_until(f"{name} has ended", lambda: not recorded(_pid_file(settings, name)), seconds=20)
         except HarnessError:
