@@ -4,6 +4,7 @@ Its training stays on the first core, and what uploads on the last. It prints
 the seconds of its steps, in rounds without and with an upload, as JSON.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -78,7 +79,8 @@ def _pin() -> None:
     cores = sorted(os.sched_getaffinity(0))
     for task in Path("/proc/self/task").iterdir():
         is_main = int(task.name) == os.getpid()
-        os.sched_setaffinity(int(task.name), {cores[0] if is_main else cores[-1]})
+        with contextlib.suppress(ProcessLookupError):  # it has ended since the listing
+            os.sched_setaffinity(int(task.name), {cores[0] if is_main else cores[-1]})
 
 
 if __name__ == "__main__":

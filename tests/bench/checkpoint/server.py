@@ -21,6 +21,7 @@ from cluster.harness.binaries import build_one
 from cluster.harness.errors import HarnessError
 from cluster.harness.settings import Settings
 from support.processes.polling import until
+from support.servers.ports import free_ports
 from support.servers.s3 import ENVIRONMENT, moto_server
 from support.servers.throttle import Pace
 from support.servers.throttle_process import throttled
@@ -101,12 +102,11 @@ def _versitygw(stack: contextlib.ExitStack, nice: int) -> S3 | None:
         return None
     folder = scratch(stack)
     account = {"ROOT_ACCESS_KEY": "bench", "ROOT_SECRET_KEY": secrets.token_hex(16)}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     command = ["nice", f"-n{nice}", program, f"--port=127.0.0.1:{port}", "--keep-alive", "--quiet", "posix", folder]
     process = subprocess.Popen(command, env={**os.environ, **account}, stdout=subprocess.DEVNULL)
     stack.callback(partial(_end, process))
-    until(partial(_answers, process, port))
+    until(partial(_answers, process, port), seconds=300)
     keys = {
         "AWS_ACCESS_KEY_ID": account["ROOT_ACCESS_KEY"],
         "AWS_SECRET_ACCESS_KEY": account["ROOT_SECRET_KEY"],

@@ -81,8 +81,9 @@ def _kill_later(init: int) -> None:
 
 def _damage_newest(checkpoints: Path) -> bool:
     """Flip a byte in the middle of the newest file that holds weights; False if there is none."""
-    files = [path for pattern in ("**/shards/**/*", "0*/*.npz") for path in checkpoints.glob(pattern) if path.is_file()]
-    with contextlib.suppress(FileNotFoundError):
+    patterns = ("**/shards/**/*", "0*/*.npz")
+    with contextlib.suppress(FileNotFoundError):  # the program and its retention rename and delete meanwhile
+        files = [path for pattern in patterns for path in checkpoints.glob(pattern) if path.is_file()]
         if newest := max(files, key=lambda path: path.stat().st_mtime, default=None):
             data = bytearray(newest.read_bytes())
             data[len(data) // 2] ^= 1

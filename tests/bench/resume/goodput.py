@@ -39,7 +39,7 @@ SAVE_SECONDS = 0.5
 ``every="auto"`` is not asked: it begins with the belief in one failure a day, which takes some attempts to outweigh.
 """
 _TRAINER = Path(__file__).with_name("trainer.py")
-_BEGIN_SECONDS = 60.0
+_BEGIN_SECONDS = 300.0
 
 PIPELINE = """
 from hera_pipelines import Checkpoints, Pipeline, Retries, Step, Train

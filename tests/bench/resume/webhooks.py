@@ -48,12 +48,12 @@ def measure(server: S3, quick: bool) -> dict[str, Any]:
         _failed_run(store, kubernetes)
         environment = {**leads, "KUBECONFIG": str(kubeconfig(kubernetes, Path(folder))), "POD_NAME": "controller-1"}
         with ControllerProcess(_arguments(Path(folder)), environment) as process:
-            until(lambda: process.get("/readyz")[0] == 200)
+            until(lambda: process.get("/readyz")[0] == 200, seconds=300)
             deliveries = _deliveries(count)
             with ThreadPoolExecutor(CONNECTIONS) as pool:
                 parts = [deliveries[number::CONNECTIONS] for number in range(CONNECTIONS)]
                 times = list(pool.map(lambda part: _deliver(process.url, part), parts))
-            until(lambda: len(read_submissions(store, RUN)) > 1, seconds=180)
+            until(lambda: len(read_submissions(store, RUN)) > 1, seconds=300)
             time.sleep(_QUICK_QUIET_SECONDS if quick else _QUIET_SECONDS)  # time for a second one, which must not come
         resumes = len(read_submissions(store, RUN)) - 1
     replies, puts = (list(chain.from_iterable(one[name] for one in times)) for name in ("reply", "put"))
