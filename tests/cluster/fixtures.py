@@ -16,7 +16,7 @@ from typing import Protocol
 
 import pytest
 from cluster import argo_kinds
-from cluster.client import AuditLog, Cluster, Json, Store
+from cluster.client import SECONDS, AuditLog, Cluster, Json, Store
 from cluster.harness.settings import Settings
 from support.checks.chart import CHART
 
@@ -75,7 +75,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:12]}"
     cluster.kubectl("create", "namespace", name)
     # A pod that comes before the account of its namespace is refused.
-    cluster.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", name, "--timeout=120s")
+    cluster.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", name, f"--timeout={SECONDS}s")
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 

@@ -3,6 +3,7 @@
 All in the words of RBAC.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ class Right(NamedTuple):
 def new_account(cluster: Cluster, namespace: str, account: str, rules: Sequence[Json], folder: Path) -> Path:
     """Kubeconfig, in ``folder``, of an account that may do in its namespace what ``rules`` say, and nothing else."""
     grant(cluster, namespace, account, rules)
+    cluster.wait(f"{account} may do it", lambda: _may(cluster, namespace, account, rules))
     return as_account(cluster, namespace, account, folder)
 
 
@@ -77,6 +79,28 @@ def unused(grants: set[Right], uses: set[Right]) -> set[Right]:
     """What was granted and never needed, wherever that is."""
     needed = uses | {one._replace(namespace="") for one in uses}
     return grants - needed
+
+
+def _may(cluster: Cluster, namespace: str, account: str, rules: Sequence[Json]) -> bool:
+    """Whether the API server goes by the rules already, which it learns of a moment after they are written."""
+    rule = next(rule for rule in rules if "resourceNames" not in rule)
+    resource, _, subresource = rule["resources"][0].partition("/")
+    asked = {
+        "namespace": namespace,
+        "group": rule["apiGroups"][0],
+        "resource": resource,
+        "subresource": subresource,
+        "verb": rule["verbs"][0],
+    }
+    user = f"system:serviceaccount:{namespace}:{account}"
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": asked},
+    }
+    options = ("--validate=false", "-f", "-", "-o", "json")
+    found = json.loads(cluster.kubectl("create", *options, text=json.dumps(review)))
+    return bool(found["status"]["allowed"])
 
 
 def _items(cluster: Cluster, kinds: str) -> list[Json]:

@@ -18,7 +18,7 @@ from support.builders.admissions import live_workflow, open_task_set
 from support.fakes.task_sets import Controller, task
 from support.processes.agent import AgentProcess
 from tiphys_plugin.agent.patch import PatchOutcome, patch_task_set
-from tiphys_plugin.agent.task_sets import TaskSet, parse_task_set
+from tiphys_plugin.agent.task_sets import TaskSet, is_final, parse_task_set
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import LEASES, WORKFLOW_TASK_SETS, WORKFLOWS
@@ -54,7 +54,8 @@ def opened(api: KubeApi, tasks: dict[str, Any]) -> None:
 
 
 def answers(api: KubeApi, name: str) -> dict[str, Any]:
-    return stored(api, name).entries
+    """The final ones: a node whose call has to wait, for the store or another call, is Pending until then."""
+    return {node: entry for node, entry in stored(api, name).entries.items() if is_final(entry)}
 
 
 def attempts(api: KubeApi, name: str) -> set[str]:

@@ -5,7 +5,6 @@ the rules as the chart renders them, the controller as a process, plugin, progra
 """
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from support.fakes.argo_controller import ArgoStandIn
 from support.processes.controller import ControllerProcess, kubeconfig
 from support.processes.polling import until
 from support.servers.kube_server import serving
+from support.servers.ports import free_ports
 from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
@@ -54,13 +54,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def process(folder: Path, *command: object) -> Iterator[None]:
     """A process, whose output is in a file beside its data."""
@@ -84,10 +77,13 @@ def pipeline(port: int) -> dict[str, Any]:
 
 
 def prometheus_configuration(target: int, alertmanager: int) -> dict[str, Any]:
-    """What the PodMonitor of the chart gives the series of a training: namespace, run and step."""
+    """What the PodMonitor of the chart gives the series of a training: namespace, run and step.
+
+    A program has five seconds to answer: without an answer the alert would end, and begin again.
+    """
     labels = {"namespace": "ml", "run": RUN, "step": "fit"}
     return {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "5s", "scrape_timeout": "5s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yaml"],
         "scrape_configs": [
             {"job_name": "trainings", "static_configs": [{"targets": [f"127.0.0.1:{target}"], "labels": labels}]}
@@ -104,7 +100,7 @@ def alertmanager_configuration(webhook: str) -> dict[str, Any]:
 
 
 def test_a_training_that_hangs_goes_on_by_itself(tmp_path: Path) -> None:
-    metrics, prometheus, alertmanager = free_port(), free_port(), free_port()
+    metrics, prometheus, alertmanager = free_ports(3)
     rules = named(render("prometheusRule.stalledMinutes=1", file=TENANTS), "PrometheusRule", "ours")["spec"]
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))

@@ -141,9 +141,9 @@ def test_a_missing_right_is_named(cluster: Cluster, api: KubeApi, controller: Ca
             "it says what it may not do",
             lambda: (answer := process.get("/readyz")) and "cannot watch pods" in answer[1] and answer,
         )
+        cluster.wait("its log says why", lambda: process.said("watch.lost"))
     assert found[0] == 503
     assert api.namespace not in found[1]
-    assert process.said("watch.lost")
 
 
 def test_workflows_are_created_once_stopped_by_uid_and_watched(cluster: Cluster, api: KubeApi) -> None:

@@ -17,11 +17,12 @@ manifest that compile made, creates the Job, and asks to admit and to conclude.
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cluster.client import Cluster, Json, Store
+from cluster.client import SECONDS, Cluster, Json, Store
 from hera.workflows import DAG, Artifact
 from support.builders.argo_objects import NARRATED
 from support.builders.ledger import ask
@@ -46,6 +47,8 @@ from tiphys.store import Store as RunStore
 
 RANKS = 4
 QUEUES = {"queues": [{"name": "research", "gpus": {"*": RANKS}, "preempts_lower_priority": True}]}
+SETTINGS = replace(QUICK, pod_end_timeout_seconds=2 * SECONDS)
+"""No end is forced: these are pods that take their time on a busy machine."""
 PROGRAM = """
 import os, signal, socket, sys, time
 rank, members = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -102,7 +105,7 @@ class Training:
         self, cluster: Cluster, api: KubeApi, store: RunStore, ledger: SqliteLedger, image: str, program: str
     ) -> None:
         self.cluster, self.api, self.ledger = cluster, api, ledger
-        self.core = PluginCore(store, KubernetesCluster(api, None, "kubernetes:test"), ledger, settings=QUICK)
+        self.core = PluginCore(store, KubernetesCluster(api, None, "kubernetes:test"), ledger, settings=SETTINGS)
         self.manifest = _pipeline(store.url, image, program, "2:4" if program == ELASTIC else RANKS)
         self.manifest["metadata"] |= {"name": "digits", "namespace": api.namespace}
         self.manifest["metadata"]["annotations"] |= NARRATED
@@ -135,7 +138,7 @@ class Training:
     def logs(self, words: str) -> list[str]:
         """Lines of all ranks that hold ``words``."""
         where = ["--namespace", self.api.namespace, "--selector", f"{GANG_LABEL}={self.job}"]
-        text = self.cluster.kubectl("logs", *where, "--max-log-requests=8", check=False)
+        text = self.cluster.kubectl("logs", *where, "--tail=-1", "--max-log-requests=8", check=False)
         return [line for line in text.splitlines() if words in line]
 
     def delete(self, rank: int) -> None:

@@ -179,8 +179,10 @@ def test_a_stored_object_survives_a_kill_of_the_api_server(cluster: Cluster, nam
         pytest.skip("only the API server of `make cluster` can be killed")
     cluster.kubectl("create", "configmap", "kept", "--namespace", namespace)
     cluster.harness("stop", "apiserver", "--kill")
-    assert not cluster.kubectl("get", "--raw", "/readyz", "--request-timeout=5s", check=False)
-    cluster.harness("start", "apiserver")
+    try:
+        assert not cluster.kubectl("get", "--raw", "/readyz", "--request-timeout=5s", check=False)
+    finally:  # all other tests need it
+        cluster.harness("start", "apiserver")
     assert cluster.get("configmap", "kept", namespace=namespace)["metadata"]["name"] == "kept"
 
 

@@ -156,6 +156,8 @@ def test_the_pages_of_each_tenant_are_served(release: Release, store_user: Store
     server = release.cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
     names = f"ui.allowedHosts={{{urlsplit(server).hostname}}}"
     release.apply("install", "ui.enabled=true", "nodes.observe=true", "ui.storeSecret=tiphys-control", names)
+    ledgers = ("get", "gpuledgers.tiphys.dev", "-n", release.home, "-o", "name")
+    release.cluster.wait("there is a ledger", lambda: release.cluster.kubectl(*ledgers))
     pods = f"/api/v1/namespaces/{release.home}/pods"
 
     def read(path: str) -> str:

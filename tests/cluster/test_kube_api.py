@@ -283,7 +283,7 @@ def test_a_finalizer_keeps_what_is_deleted_until_it_is_gone(api: KubeApi, name: 
     assert marked["metadata"]["deletionTimestamp"]
     assert api.delete(CONFIG_MAPS, api.namespace, name)
     assert api.get(CONFIG_MAPS, api.namespace, name) == marked
-    events = api.watch(CONFIG_MAPS, api.namespace, _version(made), fields=f"metadata.name={name}", timeout_seconds=5)
+    events = api.watch(CONFIG_MAPS, api.namespace, _version(made), fields=f"metadata.name={name}", timeout_seconds=60)
     api.patch(CONFIG_MAPS, api.namespace, name, {"metadata": {"finalizers": []}})
     assert api.get(CONFIG_MAPS, api.namespace, name) is None
     with closing(events):
