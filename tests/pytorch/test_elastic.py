@@ -47,13 +47,13 @@ SECONDS = 600.0
 QUEUES = "queues: [{name: research, gpus: {A100: 3}}]"
 
 TRAIN = """
-import json, os, pathlib, time
+import json, os, pathlib, sys, time
 import torch
 import torch.distributed as dist
 from tiphys import checkpoint
 
 folder = pathlib.Path(os.environ["TRAINER_FOLDER"])
-last, held, pause = json.loads(os.environ["TRAINER_PLAN"])
+last, held, holds, pause = json.loads(os.environ["TRAINER_PLAN"])
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 def tell(name, **facts):
@@ -64,6 +64,10 @@ dist.init_process_group("gloo")
 with checkpoint.session() as session:
     state = session.restore(default={"step": 0, "weights": torch.zeros(8).numpy()})
     weights = torch.from_numpy(state["weights"].copy())
+    while world < 3 and not (folder / "killed").exists():  # the third node is late, and torchrun starts all anew
+        if session.should_stop:
+            sys.exit(75)
+        time.sleep(0.02)
     tell(f"began-{world}-{rank}", step=state["step"])
     for step in range(state["step"] + 1, last + 1):
         gradient = torch.full((8,), float(step))
@@ -74,9 +78,9 @@ with checkpoint.session() as session:
         if step == held and not (folder / "killed").exists():
             node = os.environ["NODE_RANK"]
             tell(f"held-{world}-{node}", agent=os.getppid(), worker=os.getpid())
-            while not (folder / "killed").exists():
+            while holds and not (folder / "killed").exists():
                 if session.should_stop:
-                    break  # another node has come, and torchrun starts all anew
+                    break
                 time.sleep(0.02)
     if rank == 0:
         path = pathlib.Path(os.environ["TIPHYS_OUTPUT_WEIGHTS"])
@@ -87,10 +91,11 @@ dist.destroy_process_group()
 
 
 class Plan(NamedTuple):
-    """How many steps there are, at which all wait for the loss of a node, and how long each takes."""
+    """How many steps there are, at which all are ready to lose a node, or wait for it, and how long each takes."""
 
     last: int
     held: int
+    holds: bool
     pause: float
     every: str
 
@@ -105,7 +110,7 @@ def pipeline(folder: Path, plan: Plan) -> dict[str, Any]:
             command=["python", "-m", "torch.distributed.run", "train.py"],
             env={
                 "TRAINER_FOLDER": str(folder),
-                "TRAINER_PLAN": json.dumps(plan[:3]),
+                "TRAINER_PLAN": json.dumps(plan[:4]),
                 "PET_RDZV_CONF": quick,
                 "OMP_NUM_THREADS": "1",
             },
@@ -153,7 +158,7 @@ class Training:
         return document
 
     def held(self) -> None:
-        """Return once three nodes wait for one to be lost."""
+        """Return once three nodes are ready to lose one."""
         for node in range(3):
             self.said(f"held-3-{node}")
 
@@ -190,7 +195,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[[Plan], Training]]:
 
 
 def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(begin: Callable[[Plan], Training]) -> None:
-    training = begin(Plan(last=12, held=6, pause=0.0, every="2 steps"))
+    training = begin(Plan(last=12, held=6, holds=True, pause=0.0, every="2 steps"))
     training.held()
     lost = training.said("held-3-2")
     launcher = int(Path(f"/proc/{lost['agent']}/stat").read_text().rpartition(")")[2].split()[1])
@@ -204,8 +209,9 @@ def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(begin: 
 
 
 def test_members_save_before_a_node_goes_and_the_others_continue_from_there(begin: Callable[[Plan], Training]) -> None:
-    # What one rank is told reaches the others in some seconds, at whatever pace they train.
-    training = begin(Plan(last=1500, held=6, pause=0.01, every="1000000 steps"))
+    # What one rank is told reaches the others in some seconds, at whatever pace they train, if it is steady: a wait
+    # would be taken for the pace, and the step at which all shall save for one that is later than it is.
+    training = begin(Plan(last=1500, held=100, holds=False, pause=0.01, every="1000000 steps"))
     training.held()
     cluster = DirectoryCluster(training.folder / "state" / "cluster")
     [goes] = [pod for pod in cluster.attempt_pods() if pod.rank == 2]
