@@ -22,7 +22,7 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         yield process
         process.stdin.close()
-        process.wait(60)
+        process.wait(600)
 
 
 @pytest.fixture
