@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from support.builders.lineage import LINEAGE, end_of, ref, write_end
 from support.fakes.memory_store import MemoryStore
+from support.processes.polling import until
 from support.stories.sessions import open_session
 
 from tiphys.checkpoint.save.overlap import MIN_BYTES, LatePiece
@@ -50,8 +51,18 @@ class Held:
         self._released.set()
 
     def release_soon(self):
-        """While the training waits."""
+        """While the training waits, unless it is slower than that."""
         threading.Timer(0.1, self.release).start()
+
+    def release_once_awaited(self, session):
+        """While the training waits, however slow it is."""
+        late = session._saver.overlap._late
+
+        def release():
+            until(lambda: late._awaited_at, PATIENCE_SECONDS)
+            self.release()
+
+        threading.Thread(target=release).start()
 
 
 @pytest.fixture
@@ -315,7 +326,7 @@ def test_the_wait_of_an_update_counts_as_the_stall_of_its_save(held):
     with open_session(store, asynchronous=True) as session:
         session._saver.overlap._on_wait = waits.append
         state = begin(session, store)
-        held.release_soon()
+        held.release_once_awaited(session)
         before = time.perf_counter()
         update(session, state)
         waited = time.perf_counter() - before
