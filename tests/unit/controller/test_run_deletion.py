@@ -15,6 +15,7 @@
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from support.builders.compiled_workflows import History, gated, pipeline_of, ungated
@@ -344,7 +345,7 @@ def test_the_janitor_reports_a_deletion_that_did_not_finish(store: Store, submit
     ended(store, submitter)
     with dying_at("delete_run.after_claim"):
         delete_runs(store, submitter, [RUN])
-    later = utc_now().replace(year=utc_now().year + 1)
+    later = utc_now() + timedelta(days=365)
     presence = WorkflowPresence("west", lambda binding: True)
     marker, found = find_stalled_runs(store, presence, later)
     assert marker.reason.startswith("submission 2 has replaced submission 1")

@@ -13,7 +13,7 @@
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from support.stories.plugin import QUICK, World, artifacts, commit, fit, outputs, phase, records, resumed, said, world
@@ -121,9 +121,10 @@ def test_budget_of_a_cause_is_charged_over_attempts(here):
 
 def admit_after(here, flow, retry, seconds):
     """The answers of admit just before and just after the end of a back-off of ``seconds``."""
+    ended_at = datetime.fromisoformat(ends(here)[-1]["written_at"])
     answers = []
     for waited in (seconds - 1, seconds + 1):
-        here.clock.now = utc_now() + timedelta(seconds=waited)
+        here.clock.now = ended_at + timedelta(seconds=waited)
         answers.append(flow.admit("fit", retry))
     return answers
 
