@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,9 +10,9 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from support.servers.reserved_port import reserved_port
 
 PATIENCE_SECONDS = 300.0
-_TRIES = 5
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +20,7 @@ def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a running server."""
     pytest.importorskip("mlflow.server", reason="MLflow is not installed here: make test-mlflow")
     folder = tmp_path_factory.mktemp("mlflow")
-    for _ in range(_TRIES):  # another process may take the port between the choice and the start
-        port = _free_port()
+    with reserved_port() as port:
         uri = f"http://127.0.0.1:{port}"
         with (folder / "server.log").open("ab") as log:
             server = subprocess.Popen(
@@ -36,12 +34,10 @@ def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 start_new_session=True,
             )
         try:
-            if _await_answer(server, uri):
-                yield uri
-                return
+            assert _await_answer(server, uri), (folder / "server.log").read_text()
+            yield uri
         finally:
             _end(server)
-    pytest.fail((folder / "server.log").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +46,6 @@ def no_settings_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _await_answer(server: subprocess.Popen[bytes], uri: str) -> bool:

@@ -5,7 +5,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from support.servers import http
+from support.servers.reserved_port import reserved_port
 
 FOLDER = Path(__file__).parents[3] / "build" / "emulators"
 GCS_EMULATOR = FOLDER / "fake-gcs-server"
@@ -27,7 +27,6 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 _REQUIRED = "TIPHYS_EMULATORS"
 """``required``: a missing emulator is a failure, as `make test-stores` wants it."""
 _START_SECONDS = 120
-_TRIES = 5
 # Ends the emulator when its standard input closes, thus also when the tests are killed.
 _UNTIL_INPUT_CLOSES = '"$@" </dev/null >/dev/null 2>&1 & cat; kill $!; wait'
 _FOREIGN = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "API_ENDPOINT_OVERRIDE")
@@ -48,21 +47,17 @@ def run_emulator(program: Path, command: Sequence[str]) -> Iterator[str]:
     if not program.exists():
         message = f"{program.name} is not installed: `make emulators` needs Go and npm"
         pytest.fail(message) if os.environ.get(_REQUIRED) == "required" else pytest.skip(message)
-    for _ in range(_TRIES):
-        with socket.socket() as free:  # its port may be taken until the emulator listens: then another is tried
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    # Without the reservation another server could have the port before the emulator listens, and answer in its place.
+    with reserved_port() as port:
         words = [word.format(port=port) for word in command]
         shell = ["sh", "-c", _UNTIL_INPUT_CLOSES, "sh", *words]
         with subprocess.Popen(shell, stdin=subprocess.PIPE) as process:
             assert process.stdin
             try:
-                if _answers(url := f"http://127.0.0.1:{port}"):
-                    yield url
-                    return
+                assert _answers(url := f"http://127.0.0.1:{port}"), f"{program.name} did not start"
+                yield url
             finally:
                 process.stdin.close()
-    raise AssertionError(f"{program.name} did not start")
 
 
 def _answers(url: str) -> bool:
