@@ -84,7 +84,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(http_server, "_BUDGET_WAIT_SECONDS", PATIENCE_SECONDS)
     bench = Bench()
     with bench.server:
         yield bench
