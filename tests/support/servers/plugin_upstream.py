@@ -44,7 +44,10 @@ def upstream() -> Iterator[Upstream]:
         def log_message(self, *_: object) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64  # whoever finds the queue full tries again after a second
+
+    http = Server(("127.0.0.1", 0), Handler)
     service.url = f"http://127.0.0.1:{http.server_port}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

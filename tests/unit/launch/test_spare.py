@@ -57,6 +57,13 @@ def test_command_of_python_is_split(command: str, parsed: tuple[list[str], list[
     assert parse_python(command.split()) == parsed
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare that is slow, as on a busy machine, is no broken one."""
+    monkeypatch.setattr(spare_module, "_READY_SECONDS", 120.0)
+    monkeypatch.setattr(spare_module, "_TAKE_OVER_SECONDS", 120.0)
+
+
 def take_over(spare: Spare, environ: dict[str, str], *modules: str) -> int | None:
     """The exit code of a program that the spare becomes."""
     spare.prepare(["json", "no_such_module", "decimal", *modules])
@@ -155,7 +162,7 @@ def test_spare_that_cannot_be_started_leaves_no_descriptor(tmp_path: Path) -> No
     before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(FileNotFoundError):
         Spare([str(tmp_path / "python")], ["-c", "pass"], {})
-    assert set(Path("/proc/self/fd").iterdir()) == before
+    assert set(Path("/proc/self/fd").iterdir()) <= before  # what an earlier test has left may be closed meanwhile
 
 
 def test_spare_that_was_killed_takes_nothing_over() -> None:

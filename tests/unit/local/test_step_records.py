@@ -38,8 +38,8 @@ def store(tmp_path: Path) -> Outage:
 
 
 def wait_for(end: Path) -> str:
-    """A program that ends well once the file ``end`` exists, and badly if that takes longer than a minute."""
-    return f"for _ in $(seq 1200); do [ -e '{end}' ] && exit 0; sleep 0.05; done; exit 1"
+    """A program that ends well once the file ``end`` exists, and badly if that takes longer than four minutes."""
+    return f"for _ in $(seq 4800); do [ -e '{end}' ] && exit 0; sleep 0.05; done; exit 1"
 
 
 def pipeline(second: str, **fields: Any) -> dict[str, Any]:

@@ -233,7 +233,7 @@ def test_last_save_of_a_training_that_is_complete_before_its_ranks_stop_lands(sh
     class Slow(MemoryStore):
         def create(self, key, data, *, sha256=None):
             if "shards/" in key and "-000000000000003/" in key:
-                gate.wait(5)
+                gate.wait(BARRIER_TIMEOUT_SECONDS / 2)
             super().create(key, data, sha256=sha256)
 
     def tell(rank, step):

@@ -60,7 +60,7 @@ def test_a_reason_to_wait_is_shown_with_its_numbers(desk):
     code, out, _ = why(desk, "run-u2/fit")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].startswith("run-u2/fit has waited 0:00:0")
+    assert lines[0].startswith("run-u2/fit has waited 0:0")
     assert lines[0].endswith("for 4 A100 of queue research")
     assert lines[1] == "  WaitingForQuota: queue research holds 6 of 8 A100; 4 A100 asked"
     assert lines[2].startswith("  position 1; expected to start by 20")

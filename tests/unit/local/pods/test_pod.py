@@ -236,7 +236,8 @@ def test_processes_left_behind_by_a_program_end_with_it(bench: Bench) -> None:
 
 
 def test_a_deadline_ends_the_program_and_says_so(bench: Bench) -> None:
-    assert bench.run(only(WAIT_FOR_TERM, activeDeadlineSeconds=1)) == "Failed"
+    # Of real seconds, in which the shell has to come to its trap.
+    assert bench.run(only(WAIT_FOR_TERM, activeDeadlineSeconds=3)) == "Failed"
     assert bench.last("wf.run").message == "Pod was active on the node longer than the specified deadline"
     [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
     assert (pod.exit_code, pod.reason) == (75, "DeadlineExceeded")
