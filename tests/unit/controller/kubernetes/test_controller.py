@@ -476,7 +476,7 @@ def test_a_right_that_is_missing_is_named_by_readyz(server: KubeServer, api: Kub
         assert get(health, "/healthz") == (200, "ok\n")
         server.authorize = lambda _: True
         until(lambda: get(health, "/readyz") == (200, "ok\n"))
-        assert "tiphys_controller_leads 1.0" in get(health, "/metrics")[1]
+        until(lambda: "tiphys_controller_leads 1.0" in get(health, "/metrics")[1])
         assert get(health, "/")[0] == 404
 
 
