@@ -121,7 +121,10 @@ def _judge_restores(
                 if resumed < floor:
                     _judge_loss(verdict, record, f"resumed at step {resumed}, although step {floor} was whole", unsaid)
                 for line in begins:
-                    _compare_state(verdict, program, record, line, known.get((line["step"], line["rank"]), []))
+                    # A rank may be killed before it has printed a step that the first one has saved, for all of them.
+                    places = ((line["step"], rank) for rank in (line["rank"], 0))
+                    earlier = next((known[place] for place in places if place in known), [])
+                    _compare_state(verdict, program, record, line, earlier)
                 floor, unsaid = resumed, record.log
             for line in _states(lines):
                 known.setdefault((line["step"], line["rank"]), []).append(line)

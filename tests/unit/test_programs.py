@@ -128,6 +128,17 @@ def test_step_that_no_start_reached_is_a_wrong_state():
     assert kinds(judged(ended(1, lines_of(0, 2), KILL), ended(2, lines_of(4, STEPS)))) == ["wrong state"]
 
 
+@pytest.mark.parametrize(("weights", "found"), [("w", []), ("torn", ["wrong state"])])
+def test_rank_that_was_killed_before_it_printed_a_step_is_compared_with_the_first_one(weights, found):
+    def of_both(*lines: Line) -> list[Line]:
+        return [line | {"rank": rank} for line in lines for rank in (0, 1)]
+
+    first = [*of_both(*lines_of(0, 3)), lines_of(0, 4)[-1]]
+    *begins, last = of_both(*lines_of(4, STEPS)[:2])
+    second = [*begins, last | {"weights": f"{weights}4"}, *lines_of(4, STEPS)[2:]]
+    assert kinds(judged(ended(1, first, KILL, committed=4), ended(2, second))) == found
+
+
 def started_twice(resumed: int, **fields: Any) -> AttemptRecord:
     """An attempt that lost a process after step 4, and started its program again in its pod, at ``resumed``."""
     return replace(ended(1, lines_of(0, 4) + lines_of(resumed, STEPS, **fields), MEMORY, committed=4), code=0)

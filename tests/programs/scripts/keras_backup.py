@@ -13,15 +13,20 @@ import numpy as np
 EPOCHS, BATCH = 4, 8
 
 
+class PrintsSteps(keras.callbacks.Callback):
+    """Before they are saved: what is restored after a fault has been printed."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        say("step", step=int(self.model.optimizer.iterations), **parts(self.model))
+
+
 class Prints(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         say("resumed", step=int(self.model.optimizer.iterations), **parts(self.model))
 
     def on_train_batch_end(self, batch, logs=None):
-        step = int(self.model.optimizer.iterations)
-        say("step", step=step, **parts(self.model))
         if (batch + 1) % 5 == 0:
-            say("saved", step=step)
+            say("saved", step=int(self.model.optimizer.iterations))
 
     def on_test_begin(self, logs=None):
         say("evaluation")
@@ -70,7 +75,7 @@ def main():
         epochs=EPOCHS,
         validation_data=Images(16),
         verbose=0,
-        callbacks=[keras.callbacks.BackupAndRestore("backup", save_freq=5), Prints()],
+        callbacks=[PrintsSteps(), keras.callbacks.BackupAndRestore("backup", save_freq=5), Prints()],
     )
     say("finished", step=int(model.optimizer.iterations))
 
