@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import tomllib
@@ -139,9 +140,11 @@ def database(vulnerable: str = "") -> Iterator[tuple[str, list[str]]]:
         server.vulnerable, server.asked = vulnerable, []  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", server.asked  # type: ignore[attr-defined]
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", server.asked  # type: ignore[attr-defined]
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def audit(url: str) -> subprocess.CompletedProcess[str]:
@@ -170,9 +173,9 @@ def test_the_audit_passes_when_nothing_is_known() -> None:
 
 @needs_uv
 def test_the_audit_says_when_it_could_not_look() -> None:
-    with database() as (url, _):
-        pass  # a port on which nothing listens any more
-    done = audit(url)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens here, and nobody else can
+        done = audit(f"http://127.0.0.1:{silent.getsockname()[1]}")
     assert done.returncode == 0
     assert "were not looked up: the database of vulnerabilities" in done.stdout
     assert "make audit" in done.stdout
