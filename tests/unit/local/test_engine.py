@@ -257,12 +257,12 @@ def test_items_of_a_skipped_producer_do_not_matter_if_the_condition_is_false(ben
 
 
 @pytest.mark.parametrize("where", ["workflow", "template"])
-def test_parallelism_bounds_the_pods_at_work(bench: Bench, where: str) -> None:
-    limit = {"parallelism": 2}
+def test_parallelism_bounds_the_pods_at_work(bench: Bench, tmp_path: Path, where: str) -> None:
+    limit, begun = {"parallelism": 2}, tmp_path / "begun"
+    begun.mkdir()
+    nap = f"touch {begun}/$$; while [ $(ls {begun} | wc -l) -lt 2 ]; do sleep 0.01; done; sleep 0.05"
     tasks = dag(call("s", "nap", withSequence={"count": 5}), **(limit if where == "template" else {}))
-    assert (
-        bench.run(workflow(tasks, shell("sleep 0.05", "nap"), **(limit if where == "workflow" else {}))) == "Succeeded"
-    )
+    assert bench.run(workflow(tasks, shell(nap, "nap"), **(limit if where == "workflow" else {}))) == "Succeeded"
     running = peak = 0
     for change in bench.changes:
         if change.kind == "Pod":
