@@ -54,8 +54,8 @@ def run_emulator(program: Path, command: Sequence[str]) -> Iterator[str]:
         with subprocess.Popen(shell, stdin=subprocess.PIPE) as process:
             assert process.stdin
             try:
-                assert _answers(url := f"http://127.0.0.1:{port}"), f"{program.name} did not start"
-                yield url
+                assert _answers(f"http://127.0.0.1:{port}"), f"{program.name} did not start"
+                yield f"http://127.0.0.1:{port}"
             finally:
                 process.stdin.close()
 
