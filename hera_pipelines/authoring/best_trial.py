@@ -55,7 +55,7 @@ def best(
     ]
     artifacts = [
         Artifact(name=output["name"], path=f"{_OUTPUT_FOLDER}/{output['name']}")
-        for output in _declared_outputs(program, "artifacts")
+        for output in list_declared(program, "outputs", "artifacts")
     ]
     chooser = Step(
         name=name,
@@ -82,14 +82,10 @@ def _sweep_template(sweep: Task) -> Manifest:
 
 
 def _output_parameters(program: Manifest) -> list[str]:
-    declared = [output["name"] for output in _declared_outputs(program, "parameters")]
+    declared = [output["name"] for output in list_declared(program, "outputs", "parameters")]
     if TRIAL_OUTPUT in declared:
         raise UsageError(
             f"best(…): step {program['name']!r} has an output parameter {TRIAL_OUTPUT!r}, which is the name of best's "
             "own output; rename it"
         )
     return [TRIAL_OUTPUT, *declared]
-
-
-def _declared_outputs(program: Manifest, kind: str) -> list[Manifest]:
-    return list_declared(program, "outputs", kind)

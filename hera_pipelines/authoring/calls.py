@@ -66,17 +66,9 @@ class InputSlot(NamedTuple):
 def create_task(
     template: Any, slots: list[InputSlot], hera_call: Callable[..., Any], args: tuple[Any, ...], keywords: Any
 ) -> Any:
-    """Create the task of ``template`` in the open DAG.
+    """Create the task of ``template`` in the open DAG, and return it.
 
-    Args:
-        template: The Hera template.
-        slots: Inputs of the template, in order.
-        hera_call: Hera's call of the template, which takes Hera's keywords.
-        args: Positional arguments.
-        keywords: Keyword arguments, Hera's among them.
-
-    Returns:
-        The Task.
+    ``hera_call`` is Hera's call of the template, which takes those of ``keywords`` that are Hera's.
 
     Raises:
         UsageError: an argument does not fit the inputs, or the sweep is not valid.
@@ -92,7 +84,7 @@ def create_task(
         options["with_items"] = _write_items(template.name, slots, options["with_items"])
     if isinstance(task := options.get("with_param"), Task):
         options["with_param"] = _task_output(template.name, InputSlot("with_param", "", False, ""), task)
-    arguments = [*_as_list(options.get("arguments")), *_bind_arguments(template.name, slots, args, values)]
+    arguments = [*as_list(options.get("arguments")), *_bind_arguments(template.name, slots, args, values)]
     if sweep is not None:
         _check_swept_once(template.name, options["with_items"][0], arguments)
     arguments += _item_arguments(slots, options.get("with_items"), arguments)
@@ -319,7 +311,6 @@ def _argument_names(arguments: list[Any]) -> set[str]:
     return {name for argument in arguments for name in (argument if isinstance(argument, dict) else [argument.name])}
 
 
-def _as_list(arguments: Any) -> list[Any]:
-    if arguments is None:
-        return []
-    return list(arguments) if isinstance(arguments, list) else [arguments]
+def as_list(given: Any) -> list[Any]:
+    """What Hera takes as one value or several; None: nothing."""
+    return list(given) if isinstance(given, list | tuple) else [] if given is None else [given]

@@ -7,14 +7,12 @@ from typing import Any
 from hera.exceptions import NotFound
 from hera.workflows import CronWorkflow, models
 
-from hera_pipelines.authoring.pipeline import PipelineMixin, call_argo_server, call_argo_server_async
+from hera_pipelines.authoring.pipeline import ArgoObject, PipelineMixin
 from hera_pipelines.authoring.policies import AutoResume, Drift
 from hera_pipelines.compile import compile_workflow, cron_workflow
 from hera_pipelines.compile.settings import refuse_unknown_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-
-_CRON_WORKFLOWS = "cron-workflows/{namespace}"
 
 
 @refuse_unknown_keywords
@@ -33,6 +31,7 @@ class CronPipeline(PipelineMixin, CronWorkflow):
     auto_resume: AutoResume | None = None
     drift: Drift | None = None
     reuse: bool = False
+    _argo_object = ArgoObject("cron-workflows", "cronWorkflow", models.CronWorkflow)
 
     def __post_init__(self) -> None:
         self.kind = self.kind or "CronWorkflow"
@@ -69,13 +68,7 @@ class CronPipeline(PipelineMixin, CronWorkflow):
 
     def create(self) -> Any:  # type: ignore[override]  # as Hera's own CronWorkflow
         """Create the compiled CronWorkflow; as in Hera."""
-        return models.CronWorkflow(**call_argo_server(self, "post", _CRON_WORKFLOWS, {"cronWorkflow": self.compile()}))
-
-    def lint(self) -> Any:
-        """Have the Argo server check the compiled CronWorkflow; as in Hera."""
-        return models.CronWorkflow(
-            **call_argo_server(self, "post", f"{_CRON_WORKFLOWS}/lint", {"cronWorkflow": self.compile()})
-        )
+        return self._send()
 
     def update(self) -> Any:
         """Replace the CronWorkflow of this name, or create it; as in Hera."""
@@ -83,22 +76,11 @@ class CronPipeline(PipelineMixin, CronWorkflow):
             current = self.get()
         except NotFound:
             return self.create()
-        return models.CronWorkflow(
-            **call_argo_server(
-                self, "put", f"{_CRON_WORKFLOWS}/{self.name}", {"cronWorkflow": self._with_resource_version(current)}
-            )
-        )
+        return self._send("put", f"/{self.name}", self._replacing(current))
 
     async def async_create(self) -> Any:  # type: ignore[override]
         """Like `create`, with an `AsyncWorkflowsService`."""
-        return models.CronWorkflow(
-            **await call_argo_server_async(self, "post", _CRON_WORKFLOWS, {"cronWorkflow": self.compile()})
-        )
-
-    async def async_lint(self) -> Any:
-        """Like `lint`, with an `AsyncWorkflowsService`."""
-        path = f"{_CRON_WORKFLOWS}/lint"
-        return models.CronWorkflow(**await call_argo_server_async(self, "post", path, {"cronWorkflow": self.compile()}))
+        return await self._send_async()
 
     async def async_update(self) -> Any:
         """Like `update`, with an `AsyncWorkflowsService`."""
@@ -106,12 +88,9 @@ class CronPipeline(PipelineMixin, CronWorkflow):
             current = await self.async_get()
         except NotFound:
             return await self.async_create()
-        path = f"{_CRON_WORKFLOWS}/{self.name}"
-        return models.CronWorkflow(
-            **await call_argo_server_async(self, "put", path, {"cronWorkflow": self._with_resource_version(current)})
-        )
+        return await self._send_async("put", f"/{self.name}", self._replacing(current))
 
-    def _with_resource_version(self, current: Any) -> Manifest:
+    def _replacing(self, current: Any) -> Manifest:
         manifest = self.compile()
         manifest["metadata"]["resourceVersion"] = current.metadata.resource_version
         return manifest

@@ -3,7 +3,7 @@
 `PipelineMixin` holds what `Pipeline` and `CronPipeline` share. It compiles in
 every method of Hera that prints, checks or submits a document.
 
-`call_argo_server` sends the compiled document itself. Hera's own calls send
+`PipelineMixin._send` sends the compiled document itself. Hera's own calls send
 Hera's models, which have no field for the body of a plugin template. Service,
 address, headers and errors are Hera's.
 """
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urljoin
 
 from hera.exceptions import exception_from_server_response
@@ -34,6 +34,15 @@ from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 
 ENTRY_DAG = "main"
+HttpMethod = Literal["post", "put"]
+
+
+class ArgoObject(NamedTuple):
+    """A kind of object in the API of the Argo server: its path, its field in a request, and Hera's model of it."""
+
+    path: str
+    field: str
+    model: type[Any]
 
 
 class PipelineMixin:
@@ -51,7 +60,10 @@ class PipelineMixin:
         name: str | None
         generate_name: str | None
         templates: list[Any]
+        workflows_service: Any
+        namespace: str | None
         _build_arguments: Callable[[], models.Arguments | None]
+        _argo_object: "ArgoObject"
 
     _entry_dag: DAG | None = None
     _is_compiled = False
@@ -162,78 +174,63 @@ class PipelineMixin:
             if template["name"] in bodies:
                 template["plugin"] = bodies[template["name"]]
 
+    def lint(self) -> Any:
+        """Have the Argo server check the compiled document; as in Hera."""
+        return self._send(suffix="/lint")
 
-HttpMethod = Literal["post", "put"]
+    async def async_lint(self) -> Any:
+        """Like `lint`, with an `AsyncWorkflowsService`."""
+        return await self._send_async(suffix="/lint")
 
+    def _send(self, method: HttpMethod = "post", suffix: str = "", document: Manifest | None = None) -> Any:
+        """Send a document, by default the compiled one, to the Argo server, and return Hera's model of its answer.
 
-class Submittable(Protocol):
-    """The part of a Hera workflow that names server and namespace."""
+        Raises:
+            UsageError: the pipeline has no host, no namespace or an asynchronous service.
+            hera.exceptions.HeraException: the server refused.
+        """
+        service = self.workflows_service
+        if not isinstance(service, WorkflowsService):
+            raise UsageError("the pipeline has an AsyncWorkflowsService; use async_create or async_lint")
+        call: Any = service._request
+        request = self._build_request(service, method, suffix, document)
+        reply = call(**request, verify=service.verify_ssl, cert=service.client_certs)
+        return self._read_reply(reply, reply.ok)
 
-    workflows_service: WorkflowsService | AsyncWorkflowsService | None
-    namespace: str | None
+    async def _send_async(self, method: HttpMethod = "post", suffix: str = "", document: Manifest | None = None) -> Any:
+        """Like `_send`, with an `AsyncWorkflowsService`."""
+        service = self.workflows_service
+        if not isinstance(service, AsyncWorkflowsService):
+            raise UsageError(
+                "the pipeline has no AsyncWorkflowsService; give workflows_service=…, or use create or lint"
+            )
+        call: Any = service._request
+        reply = await call(**self._build_request(service, method, suffix, document))
+        return self._read_reply(reply, reply.is_success)
 
+    def _build_request(
+        self,
+        service: WorkflowsService | AsyncWorkflowsService,
+        method: HttpMethod,
+        suffix: str,
+        document: Manifest | None,
+    ) -> dict[str, Any]:
+        if not service.host or "://" not in service.host:
+            raise UsageError("there is no Argo server to call; set hera.shared.global_config.host='https://…'")
+        namespace = self.namespace or service.namespace
+        if not namespace:
+            raise UsageError("no namespace is given; use Pipeline(namespace=…) or global_config.namespace")
+        return {
+            "method": method,
+            "url": urljoin(service.host, f"api/v1/{self._argo_object.path}/{namespace}{suffix}"),
+            "headers": {"Authorization": service.token or "", "Content-Type": "application/json"},
+            "json": {self._argo_object.field: self.to_dict() if document is None else document},
+        }
 
-def call_argo_server(workflow: Submittable, method: HttpMethod, path: str, body: Manifest) -> Manifest:
-    """Call the Argo server and return its answer.
-
-    Args:
-        workflow: Pipeline that names the service and the namespace.
-        method: HTTP method.
-        path: Path below ``api/v1/``, in which ``{namespace}`` stands for the namespace.
-        body: Document to send.
-
-    Raises:
-        UsageError: the workflow has no host, no namespace or an asynchronous service.
-        hera.exceptions.HeraException: the server refused.
-    """
-    service = workflow.workflows_service
-    if not isinstance(service, WorkflowsService):
-        raise UsageError("the pipeline has an AsyncWorkflowsService; use async_create or async_lint")
-    reply = service._request(  # type: ignore[no-untyped-call]
-        **_request_arguments(workflow, service, method, path, body),
-        verify=service.verify_ssl,
-        cert=service.client_certs,
-    )
-    return _read_reply(reply, reply.ok)
-
-
-async def call_argo_server_async(workflow: Submittable, method: HttpMethod, path: str, body: Manifest) -> Manifest:
-    """Like `call_argo_server`, with an `AsyncWorkflowsService`."""
-    service = workflow.workflows_service
-    if not isinstance(service, AsyncWorkflowsService):
-        raise UsageError("the pipeline has no AsyncWorkflowsService; give workflows_service=…, or use create or lint")
-    reply = await service._request(**_request_arguments(workflow, service, method, path, body))  # type: ignore[no-untyped-call]
-    return _read_reply(reply, reply.is_success)
-
-
-def _request_arguments(
-    workflow: Submittable,
-    service: WorkflowsService | AsyncWorkflowsService,
-    method: HttpMethod,
-    path: str,
-    body: Manifest,
-) -> dict[str, Any]:
-    if not service.host or "://" not in service.host:
-        raise UsageError("there is no Argo server to call; set hera.shared.global_config.host='https://…'")
-    namespace = workflow.namespace or service.namespace
-    if not namespace:
-        raise UsageError("no namespace is given; use Pipeline(namespace=…) or global_config.namespace")
-    return {
-        "method": method,
-        "url": urljoin(service.host, f"api/v1/{path.format(namespace=namespace)}"),
-        "headers": {"Authorization": service.token or "", "Content-Type": "application/json"},
-        "json": body,
-    }
-
-
-def _read_reply(reply: Any, success: bool) -> Manifest:
-    if not success:
-        raise exception_from_server_response(reply)
-    answer: Manifest = reply.json()
-    return answer
-
-
-_WORKFLOWS = "workflows/{namespace}"
+    def _read_reply(self, reply: Any, success: bool) -> Any:
+        if not success:
+            raise exception_from_server_response(reply)
+        return self._argo_object.model(**reply.json())
 
 
 @refuse_unknown_keywords
@@ -263,6 +260,7 @@ class Pipeline(PipelineMixin, Workflow):
     drift: Drift | None = None
     reuse: bool = False
     trigger: ObjectTrigger | None = None
+    _argo_object = ArgoObject("workflows", "workflow", models.Workflow)
 
     def __post_init__(self) -> None:
         self.kind = self.kind or "Workflow"
@@ -302,24 +300,12 @@ class Pipeline(PipelineMixin, Workflow):
 
     def create(self, wait: bool = False, poll_interval: int = 5) -> Any:
         """Submit the compiled Workflow; as in Hera."""
-        created = models.Workflow(**call_argo_server(self, "post", _WORKFLOWS, {"workflow": self.compile()}))
+        created = self._send()
         self.name = created.metadata.name
         return self.wait(poll_interval=poll_interval) if wait else created
 
-    def lint(self) -> Any:
-        """Have the Argo server check the compiled Workflow; as in Hera."""
-        return models.Workflow(**call_argo_server(self, "post", f"{_WORKFLOWS}/lint", {"workflow": self.compile()}))
-
     async def async_create(self, wait: bool = True, poll_interval: int = 5) -> Any:
         """Like `create`, with an `AsyncWorkflowsService`."""
-        created = models.Workflow(
-            **await call_argo_server_async(self, "post", _WORKFLOWS, {"workflow": self.compile()})
-        )
+        created = await self._send_async()
         self.name = created.metadata.name
         return await self.async_wait(poll_interval=poll_interval) if wait else created
-
-    async def async_lint(self) -> Any:
-        """Like `lint`, with an `AsyncWorkflowsService`."""
-        return models.Workflow(
-            **await call_argo_server_async(self, "post", f"{_WORKFLOWS}/lint", {"workflow": self.compile()})
-        )

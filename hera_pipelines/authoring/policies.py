@@ -270,11 +270,7 @@ class IntervalSetting(NamedTuple):
 
 
 def resolve_duration(value: Duration, where: str) -> float:
-    """Convert ``value`` to seconds.
-
-    Args:
-        value: Duration as an author writes it.
-        where: Beginning of the error message.
+    """Convert ``value`` to seconds; ``where`` begins the error message.
 
     Raises:
         UsageError: ``value`` is not a duration.

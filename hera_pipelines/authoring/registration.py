@@ -6,6 +6,7 @@ from typing import Any
 from hera.workflows import Artifact, Env, Parameter
 from hera.workflows.models import ValueFrom
 
+from hera_pipelines.authoring.calls import as_list
 from hera_pipelines.authoring.containers import Step
 from hera_pipelines.compile.settings import refuse_unknown_keywords
 from tiphys.errors import UsageError
@@ -64,13 +65,9 @@ class RegisterModel(Step):
             Parameter(name=VERSION_OUTPUT, value_from=ValueFrom(path=f"{_FOLDER}/{VERSION_OUTPUT}")),
         ]
         if self.uri:
-            self.env = [*_as_list(self.env), Env(name=MLFLOW_TRACKING_URI, value=self.uri)]
+            self.env = [*as_list(self.env), Env(name=MLFLOW_TRACKING_URI, value=self.uri)]
         super().__post_init__()
 
     def _setting_values(self, where: str) -> dict[str, Any]:
         registration = ModelRegistration(model=self.model, alias=self.alias)
         return {**super()._setting_values(where), "registration": registration}
-
-
-def _as_list(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [] if given is None else [given]

@@ -10,7 +10,7 @@ from typing import Any
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.authored_step import AuthoredStep, program_container
-from hera_pipelines.compile.plugin_templates import input_placeholder
+from hera_pipelines.compile.plugin_templates import admit_placeholder
 from hera_pipelines.compile.settings import SharedVolume
 from tiphys.checkpoint.exec.options import INSTALL_OPTION
 from tiphys.checkpoint.exec.runtime import runtime_command
@@ -40,9 +40,9 @@ def build_step_environment(step: AuthoredStep, store: str) -> list[Manifest]:
     """The variables of `tiphys.protocol.environment` as ``env`` of a container; ``store`` is the run store's URL."""
     values = {
         environment.STORE: store,
-        environment.RUN: _admit_output_placeholder("run-id"),
-        environment.STEP: _admit_output_placeholder("step") if step.fan_out else step.name,
-        environment.ATTEMPT: _admit_output_placeholder("attempt"),
+        environment.RUN: admit_placeholder("run-id"),
+        environment.STEP: admit_placeholder("step") if step.fan_out else step.name,
+        environment.ATTEMPT: admit_placeholder("attempt"),
         environment.GRACE_SECONDS: str(step.grace_seconds),
     }
     checkpoints = step.spec().checkpoints
@@ -53,7 +53,7 @@ def build_step_environment(step: AuthoredStep, store: str) -> list[Manifest]:
         values[environment.SPARE] = "" if retry.spare is None else "on" if retry.spare else "off"
         if gang is not None:
             is_elastic = gang.min_members is not None
-            values[environment.MEMBERS] = _admit_output_placeholder("members") if is_elastic else str(gang.members)
+            values[environment.MEMBERS] = admit_placeholder("members") if is_elastic else str(gang.members)
         values[environment.IMAGE] = program_container(step.program).get("image", "")
     if step.settings.registration is not None:
         values[environment.REGISTRATION] = step.settings.registration.model_dump_json()
@@ -63,9 +63,9 @@ def build_step_environment(step: AuthoredStep, store: str) -> list[Manifest]:
 
 def _checkpoint_values(policy: CheckpointPolicy, store: str) -> dict[str, str]:
     return {
-        environment.LINEAGE: _admit_output_placeholder("lineage"),
-        environment.RESUME_FROM: _admit_output_placeholder("resume-from"),
-        environment.CHECKPOINT_URI: _admit_output_placeholder("checkpoint-uri"),
+        environment.LINEAGE: admit_placeholder("lineage"),
+        environment.RESUME_FROM: admit_placeholder("resume-from"),
+        environment.CHECKPOINT_URI: admit_placeholder("checkpoint-uri"),
         environment.CHECKPOINT_STORE: policy.store or store,
         environment.SAVE_EVERY: _format_save_interval(policy),
         environment.KEEP_LAST: "all" if policy.keep_last is None else str(policy.keep_last),
@@ -163,12 +163,12 @@ def _tracking_variables(step: AuthoredStep) -> dict[str, str]:
         case MlflowTracking(uri=uri, experiment=experiment):
             values = {MLFLOW_TRACKING_URI: uri, MLFLOW_EXPERIMENT_NAME: experiment}
         case WandbTracking(project=project, entity=entity):
-            run = _admit_output_placeholder("run-id")
+            run = admit_placeholder("run-id")
             values = {
-                "WANDB_RUN_ID": _admit_output_placeholder(TRACKING_ID_OUTPUT),
+                "WANDB_RUN_ID": admit_placeholder(TRACKING_ID_OUTPUT),
                 "WANDB_RESUME": "allow",
                 "WANDB_RUN_GROUP": run,
-                "WANDB_NAME": f"{run}/{_admit_output_placeholder('step') if step.fan_out else step.name}",
+                "WANDB_NAME": f"{run}/{admit_placeholder('step') if step.fan_out else step.name}",
                 "WANDB_PROJECT": project,
                 "WANDB_ENTITY": entity,
             }
@@ -187,10 +187,6 @@ def path_variables(step: AuthoredStep) -> dict[str, str]:
 def data_variables(step: AuthoredStep) -> dict[str, str]:
     """The variable with the versions of the data that the step declares; empty where it declares none."""
     return {environment.DATA: encode_data_versions(step.data)} if step.data else {}
-
-
-def _admit_output_placeholder(name: str) -> str:
-    return f"{{{{inputs.parameters.{references.admit_output_parameter(name)}}}}}"
 
 
 GPU_MEMORY_MB = "nvidia.com/gpu.memory"
@@ -216,7 +212,7 @@ def apply_placement(template: Manifest, step: AuthoredStep) -> None:
         return  # Argo applies podSpecPatch only to pods that it creates, and others create those of a gang
     if step.is_training:
         # admit adds what is known only at run time: nodes to avoid and more memory, beside the grace period.
-        template["podSpecPatch"] = input_placeholder(references.admit_output_parameter("pod-patch"))
+        template["podSpecPatch"] = admit_placeholder("pod-patch")
     elif settings.grace_seconds is not None:
         template["podSpecPatch"] = json.dumps({"terminationGracePeriodSeconds": step.grace_seconds})
 

@@ -3,7 +3,7 @@
 Their bodies are the models of `tiphys.protocol.operations`, which the plugin parses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hera_pipelines.compile import references
@@ -41,38 +41,33 @@ def admit_output_names(step: AuthoredStep) -> tuple[str, ...]:
     return item + _RUN_OUTPUTS + checkpoints + tracked + (placement if step.is_training else ())
 
 
-class IdentityPlaceholders:
-    """Placeholders that name run, submission, workflow and node in the body of a plugin template."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-
-    def fields(self) -> dict[str, str]:
-        return {
-            "run": self._run,
-            "submission": f"{{{{workflow.parameters.{SUBMISSION_PARAMETER}}}}}",
-            "uid": "{{workflow.uid}}",
-            "node": "{{node.name}}",
-        }
-
-    def step_fields(self, step: AuthoredStep) -> dict[str, str]:
-        return {
-            **self.fields(),
-            "step": step.name,
-            "item": input_placeholder(ITEM_PARAMETER) if step.fan_out else "",
-        }
+IdentityPlaceholders = Mapping[str, str]
+"""Placeholders that name run, submission, workflow and node in the body of a plugin template, by its fields."""
 
 
 def identity_placeholders(run_name: str) -> IdentityPlaceholders:
     """Placeholders for the run of ``run_name`` (``digits-lr{lr}``); empty: of the parameter ``tiphys-run``."""
-    if not run_name:
-        return IdentityPlaceholders(f"{{{{workflow.parameters.{RUN_PARAMETER}}}}}")
-    return IdentityPlaceholders(run_name.replace("{", "{{workflow.parameters.").replace("}", "}}"))
+    authored = run_name.replace("{", "{{workflow.parameters.").replace("}", "}}")
+    return {
+        "run": authored or f"{{{{workflow.parameters.{RUN_PARAMETER}}}}}",
+        "submission": f"{{{{workflow.parameters.{SUBMISSION_PARAMETER}}}}}",
+        "uid": "{{workflow.uid}}",
+        "node": "{{node.name}}",
+    }
+
+
+def _name_step(step: AuthoredStep, identity: IdentityPlaceholders) -> dict[str, str]:
+    return {**identity, "step": step.name, "item": input_placeholder(ITEM_PARAMETER) if step.fan_out else ""}
 
 
 def input_placeholder(name: str) -> str:
     """Argo's placeholder for an input parameter."""
     return f"{{{{inputs.parameters.{name}}}}}"
+
+
+def admit_placeholder(name: str) -> str:
+    """Argo's placeholder for the input parameter of the run template that has the output ``name`` of admit."""
+    return input_placeholder(references.admit_output_parameter(name))
 
 
 def admit_template(step: AuthoredStep, identity: IdentityPlaceholders) -> Manifest:
@@ -90,7 +85,7 @@ def admit_template(step: AuthoredStep, identity: IdentityPlaceholders) -> Manife
         supplied_output(name, step.admitted_memory.get(name, "")) for name in ("run", *admit_output_names(step))
     ]
     outputs: Manifest = {"parameters": parameters}
-    body = AdmitOperation(**identity.step_fields(step), inputs={**inputs_by_name, **workflow_parameters})
+    body = AdmitOperation(**_name_step(step, identity), inputs={**inputs_by_name, **workflow_parameters})
     return drop_empty_fields(
         {
             "name": step.template_names.admit,
@@ -105,7 +100,7 @@ def conclude_template(step: AuthoredStep, identity: IdentityPlaceholders) -> Man
     """Build the template that asks what became of an attempt; its outputs are those of the step."""
     result = {"result": input_placeholder(RESULT_PARAMETER)} if step.has_result else {}
     body = ConcludeOperation(
-        **identity.step_fields(step), **result, status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
+        **_name_step(step, identity), **result, status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
     )
     outputs = {
         "parameters": [supplied_output(name) for name in step.spec().output_parameters],
@@ -130,14 +125,14 @@ def conclude_template(step: AuthoredStep, identity: IdentityPlaceholders) -> Man
 
 def finalize_template(identity: IdentityPlaceholders) -> Manifest:
     """Build the template that reports the end of the workflow to the plugin."""
-    body = FinalizeOperation(**identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}")
+    body = FinalizeOperation(**identity, status="{{workflow.status}}", failures="{{workflow.failures}}")
     outputs = {"artifacts": [supplied_artifact(REPORT_ARTIFACT)]}
     return {"name": references.FINALIZE, "outputs": outputs, "plugin": _plugin_body(body)}
 
 
 def reuse_template(steps: Sequence[AuthoredStep], identity: IdentityPlaceholders) -> Manifest:
     """Build the template that asks which of ``steps`` are taken over at the start of the Workflow."""
-    body = ReuseOperation(**identity.fields(), steps=tuple(step.name for step in steps))
+    body = ReuseOperation(**identity, steps=tuple(step.name for step in steps))
     parameters, artifacts = list[Manifest](), list[Manifest]()
     for step in steps:
         names = ["", *(parameter["name"] for parameter in step.output_parameters)]

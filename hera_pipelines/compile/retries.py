@@ -144,13 +144,9 @@ _VALUE_BYTES = 1_024
 def limit_open_nodes(
     entry: Manifest, steps: list[AuthoredStep], templates: list[Manifest], parameters: Mapping[str, str]
 ) -> None:
-    """Set ``parallelism`` on the entry DAG where its fan-outs could overfill the task set.
+    """Set ``parallelism`` on the entry DAG where the fan-outs of gated steps could overfill the task set.
 
-    Args:
-        entry: The entry DAG's template, which is changed.
-        steps: The gated steps.
-        templates: Their compiled templates.
-        parameters: Values of the workflow parameters that have one.
+    ``templates`` are those compiled of these steps, and ``parameters`` the workflow parameters that have a value.
 
     Raises:
         UsageError: the author's parallelism is too high, or one node alone is too large.

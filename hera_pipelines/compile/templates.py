@@ -22,6 +22,7 @@ from hera_pipelines.compile.plugin_templates import (
     STATUS,
     IdentityPlaceholders,
     admit_output_names,
+    admit_placeholder,
     admit_template,
     conclude_template,
     drop_empty_fields,
@@ -76,9 +77,9 @@ def _metadata(step: AuthoredStep) -> Manifest:
     # The plugin finds the pods of an attempt by these labels; a podSpecPatch cannot set labels.
     metadata["labels"] = {
         **(metadata.get("labels") or {}),
-        RUN_LABEL: input_placeholder(references.admit_output_parameter("run-id")),
+        RUN_LABEL: admit_placeholder("run-id"),
         STEP_LABEL: step.name,
-        ATTEMPT_LABEL: input_placeholder(references.admit_output_parameter("attempt")),
+        ATTEMPT_LABEL: admit_placeholder("attempt"),
     }
     return {field: value for field, value in metadata.items() if value}
 
@@ -122,7 +123,7 @@ def _keyed_artifact(step: AuthoredStep, name: str, path: str, key: str) -> Manif
         "path": path,
         "optional": True,
         "archive": {"none": {}},
-        "s3": {"key": f"{input_placeholder(references.admit_output_parameter('outputs'))}/{retry}{key}"},
+        "s3": {"key": f"{admit_placeholder('outputs')}/{retry}{key}"},
     }
 
 
@@ -135,14 +136,7 @@ _PRINTED = "{{=tasks['run'].status == 'Succeeded' ? tasks['run'].outputs.result 
 def step_templates(
     step: AuthoredStep, identity: IdentityPlaceholders, store: str, workflow: Manifest
 ) -> list[Manifest]:
-    """Return all templates of one step, the wrapper first.
-
-    Args:
-        step: The step.
-        identity: Placeholders for run, submission, workflow and node.
-        store: URL of the run store.
-        workflow: ``spec`` of the Workflow.
-    """
+    """Return all templates of one step, the wrapper first; ``workflow`` is the ``spec`` of the Workflow."""
     run = run_template(step, store)
     return [
         _wrapper_template(step),

@@ -51,13 +51,7 @@ from tiphys.records.trigger import TRIGGER_ANNOTATION
 
 
 def add_description(annotations: Mapping[str, str], pipeline: str, store: str) -> dict[str, str]:
-    """Add title and description where the author gave none, and record which of them are generated.
-
-    Args:
-        annotations: Annotations of the Workflow.
-        pipeline: Name of the pipeline.
-        store: URL of the run store; empty: none.
-    """
+    """Add title and description where the author gave none, and record which of them are generated."""
     store_sentence = f" Its steps and checkpoints are kept in `{store}`." if store else ""
     texts = {TITLE_ANNOTATION: pipeline, DESCRIPTION_ANNOTATION: f"Pipeline `{pipeline}`.{store_sentence}"}
     generated = [name for name in texts if name not in annotations]
@@ -90,15 +84,12 @@ def _author_exit_handler(manifest: Manifest) -> Manifest | None:
         spec.pop("hooks", None)
     # Where both are given, Argo runs onExit and never the hook.
     if template := spec.get("onExit"):
-        return _handler_step(template, _workflow_arguments(manifest, template))
+        arguments = _workflow_arguments(manifest, template)
+        return {"name": "handler", "template": template, **({"arguments": arguments} if arguments else {})}
     if hook is None:
         return None
     step = {field: hook[field] for field in ("template", "templateRef", "arguments") if hook.get(field)}
     return {"name": "handler", **step}
-
-
-def _handler_step(template: str, arguments: Manifest) -> Manifest:
-    return {"name": "handler", "template": template, **({"arguments": arguments} if arguments else {})}
 
 
 def _workflow_arguments(manifest: Manifest, template: str) -> Manifest:

@@ -258,11 +258,7 @@ def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
 
 
 def write_marks(documents: Iterable[ArgoDocument], marks: Iterable[Mapping[str, Mapping[str, str]]]) -> str:
-    """The text of their file with the annotations of each template, by its name.
-
-    Args:
-        documents: All documents of one file.
-        marks: For each document, annotations by the name of a template.
+    """The text of the file of ``documents`` with the annotations of each template of each of them, by its name.
 
     Raises:
         UsageError: the text would then mean something else, because templates share a part.

@@ -82,11 +82,9 @@ def read_kubeflow_pipeline(path: Path) -> Manifest:
 
 
 def translate_pipeline(document: Manifest, platforms: Manifest | None = None) -> Manifest:
-    """The Workflow of a pipeline, with marks for `translate_workflow`.
+    """The Workflow of a pipeline in the IR, with marks for `translate_workflow`.
 
-    Args:
-        document: The IR, as parsed.
-        platforms: The document after it, with settings for Kubernetes; None if there is none.
+    ``platforms`` is the document after it, with settings for Kubernetes; None if there is none.
 
     Raises:
         UsageError: a part has no counterpart; the message names it.

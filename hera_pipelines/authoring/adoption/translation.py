@@ -33,10 +33,7 @@ _COMPOSITE_DEFAULTS = ("retryStrategy", "memoize", "synchronization", "paralleli
 
 
 def translate_workflow(manifest: Manifest) -> Manifest:
-    """The Workflow with the settings of each marked step, and a DAG as its entry point.
-
-    Args:
-        manifest: Workflow as its author wrote it, with marks; it is not changed.
+    """The Workflow with the settings of each marked step, and a DAG as its entry point; ``manifest`` is not changed.
 
     Raises:
         UsageError: something has no counterpart; the message names it.

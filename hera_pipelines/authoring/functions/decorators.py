@@ -28,6 +28,7 @@ from tiphys.protocol.step_spec import GPU_RESOURCE, STEP_ANNOTATION, Proximity
 
 P = ParamSpec("P")
 R = TypeVar("R")
+OptionsT = TypeVar("OptionsT", bound=StepOptions)
 
 
 class StepFunction(Generic[P, R]):
@@ -103,18 +104,7 @@ def step(
             the Workflow is submitted.
         **script: Arguments of Hera's ``@script``.
     """
-    options = StepOptions(
-        cache=cache,
-        share=share,
-        retries=retries,
-        grace=grace,
-        deadline=deadline,
-        spot=spot,
-        data=data,
-        tracking=tracking,
-        gate=gate,
-    )
-    return _build_decorator(options, bare, script)
+    return _build_decorator(_collect(StepOptions, locals()), bare, script)
 
 
 def train(
@@ -183,30 +173,7 @@ def train(
         tracking: As in `step`.
         **script: Arguments of Hera's ``@script``.
     """
-    options = TrainOptions(
-        gpus=gpus,
-        gpu_resource=gpu_resource,
-        gpu_type=gpu_type,
-        speed=speed,
-        min_gpu_memory_mb=min_gpu_memory_mb,
-        queue=queue,
-        priority=priority,
-        checkpoints=checkpoints,
-        runtime_image=runtime_image,
-        nodes=nodes,
-        within=within,
-        tensor_parallel=tensor_parallel,
-        backend=backend,
-        cache=cache,
-        share=share,
-        retries=retries,
-        grace=grace,
-        deadline=deadline,
-        spot=spot,
-        data=data,
-        tracking=tracking,
-        gate=script.pop("gate", False),  # refused, as in `Train`
-    )
+    options = _collect(TrainOptions, {**locals(), "gate": script.pop("gate", False)})  # refused, as in `Train`
     return _build_decorator(options, bare, script)
 
 
@@ -224,6 +191,11 @@ def plain(*bare: Never, **script: Any) -> StepDecorator:
         **script: Arguments of Hera's ``@script``.
     """
     return _build_decorator(None, bare, script)
+
+
+def _collect(kind: type[OptionsT], arguments: Mapping[str, Any]) -> OptionsT:
+    """The options that a decorator declares as its own keywords, from the values that it was given for them."""
+    return kind(**{option.name: arguments[option.name] for option in fields(kind)})
 
 
 def _build_decorator(options: StepOptions | None, bare: tuple[object, ...], arguments: dict[str, Any]) -> StepDecorator:

@@ -37,12 +37,7 @@ class WrittenCode(NamedTuple):
 
 
 def write_code(step: str, function: Callable[..., Any], outputs: int = 0) -> WrittenCode | None:
-    """What the script of ``function`` takes along; None where there is no file, or no plain function.
-
-    Args:
-        step: Name of the step.
-        function: Its function.
-        outputs: Number of its outputs.
+    """What the script of a function with so many outputs takes along; None where there is no file or no plain function.
 
     Raises:
         UsageError: names the line and the name, decorator or ``return`` that cannot travel, and what to do.

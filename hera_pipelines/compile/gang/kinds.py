@@ -15,7 +15,6 @@ step with one is refused. Source: ``pkg/apis/trainer/v1alpha1`` of trainer 2.3.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hera_pipelines.compile import references
 from hera_pipelines.compile.authored_step import AuthoredStep
 from hera_pipelines.compile.gang.member_pod import (
     TOKEN_FIELD,
@@ -25,7 +24,7 @@ from hera_pipelines.compile.gang.member_pod import (
     process_count_variables,
     rank_variables,
 )
-from hera_pipelines.compile.plugin_templates import input_placeholder
+from hera_pipelines.compile.plugin_templates import admit_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import GANG_SERVICE, REPLICATED_JOB, GangBackend, GangSpec
@@ -49,12 +48,7 @@ _TRAINER_VARIABLES = "PET_"
 
 
 def train_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
-    """Build the spec of the TrainJob.
-
-    Args:
-        step: A step with a gang.
-        template: Its run template.
-        workflow: ``spec`` of the Workflow.
+    """Build the spec of the TrainJob of a step with a gang, from its run template and the ``spec`` of the Workflow.
 
     Raises:
         UsageError: the step uses a field that a TrainJob does not have.
@@ -108,7 +102,7 @@ def _check_supported_fields(spec: Manifest, container: Manifest) -> None:
         raise UsageError(f"a TrainJob has no place for {unsupported[0]}; drop it, or use backend='jobset' or 'job'")
 
 
-_GANG_NAME = input_placeholder(references.admit_output_parameter("gang"))
+_GANG_NAME = admit_placeholder("gang")
 _JOB_SET_FIRST_HOST = f"{_GANG_NAME}-{REPLICATED_JOB}-0-0.{_GANG_NAME}"
 
 
@@ -160,15 +154,15 @@ def _elastic_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest
     """Spec of an Indexed Job with as many members as admit has granted, of which some may be lost."""
     pod = pod_template(step, template, workflow, elastic_variables(step, f"{_GANG_NAME}-0.{GANG_SERVICE}"))
     pod["spec"]["subdomain"] = GANG_SERVICE
-    pod["spec"]["schedulingGates"] = [RawPlaceholder(references.admit_output_parameter("gates"))]
-    members = RawPlaceholder(references.admit_output_parameter("members"))
+    pod["spec"]["schedulingGates"] = [RawPlaceholder("gates")]
+    members = RawPlaceholder("members")
     return {
         "completionMode": "Indexed",
         "completions": members,
         "parallelism": members,
         # The Job does not replace a lost member: the service has it make another one once there are GPUs for it.
         "backoffLimitPerIndex": 0,
-        "maxFailedIndexes": RawPlaceholder(references.admit_output_parameter("spare")),
+        "maxFailedIndexes": RawPlaceholder("spare"),
         # When member 0 succeeds, the training is complete; member 0 alone stores the outputs.
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
         "podReplacementPolicy": "Failed",

@@ -22,7 +22,7 @@ from typing import Any
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.authored_step import AuthoredStep, program_container
-from hera_pipelines.compile.plugin_templates import input_placeholder
+from hera_pipelines.compile.plugin_templates import admit_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest, replace_tags
@@ -44,7 +44,7 @@ _SAFE_TAGS = frozenset(
 
 
 class RawPlaceholder:
-    """A placeholder for JSON without quotes: a number, or the elements of a list.
+    """A placeholder for an output of admit that is JSON without quotes: a number, or the elements of a list.
 
     Attributes:
         marker: Text that `render_manifest` replaces by ``tag``.
@@ -53,7 +53,8 @@ class RawPlaceholder:
         tag: Argo's tag or expression.
     """
 
-    def __init__(self, parameter: str, *, first: bool = False) -> None:
+    def __init__(self, output: str, *, first: bool = False) -> None:
+        parameter = references.admit_output_parameter(output)
         self.marker = f"\x00{parameter}\x00"
         self.first = first
         value = f"inputs.parameters['{parameter}']"
@@ -64,9 +65,7 @@ class RawPlaceholder:
 def render_manifest(manifest: Manifest, paths: Mapping[str, str]) -> str:
     """Render ``manifest`` as JSON in which Argo substitutes values.
 
-    Args:
-        manifest: Object to create.
-        paths: Paths of declared artifacts, by their plain tags.
+    ``paths`` are those of declared artifacts, by their plain tags.
 
     Raises:
         UsageError: the manifest uses a value that Argo cannot substitute here.
@@ -127,10 +126,10 @@ _WORKFLOW_FIELDS = ("dnsConfig", "dnsPolicy", "hostNetwork", "imagePullSecrets")
 def gang_labels(step: AuthoredStep) -> dict[str, str]:
     """Labels of the members and of the object that creates them; plugin and controller select by these."""
     return {
-        RUN_LABEL: input_placeholder(references.admit_output_parameter("run-id")),
+        RUN_LABEL: admit_placeholder("run-id"),
         STEP_LABEL: step.name,
-        ATTEMPT_LABEL: input_placeholder(references.admit_output_parameter("attempt")),
-        GANG_LABEL: input_placeholder(references.admit_output_parameter("gang")),
+        ATTEMPT_LABEL: admit_placeholder("attempt"),
+        GANG_LABEL: admit_placeholder("gang"),
         WORKFLOW_UID_LABEL: "{{workflow.uid}}",
     }
 
@@ -138,13 +137,9 @@ def gang_labels(step: AuthoredStep) -> dict[str, str]:
 def pod_template(
     step: AuthoredStep, template: Manifest, workflow: Manifest, rank_environment: list[Manifest]
 ) -> Manifest:
-    """Metadata and spec of each member's pod.
+    """Metadata and spec of each member's pod, from the run template of the step and the ``spec`` of the Workflow.
 
-    Args:
-        step: The step.
-        template: Its run template, see `hera_pipelines.compile.templates`.
-        workflow: ``spec`` of the Workflow.
-        rank_environment: Variables for the rank of a member; the author's variables of the same name override them.
+    The author's variables override those of the same name in ``rank_environment``.
     """
     settings = {**(workflow.get("templateDefaults") or {}), **template}
     container = _container(step, template, rank_environment)
@@ -164,7 +159,7 @@ def pod_template(
         "containers": [container],
     }
     tolerations = spec.get("tolerations") or []
-    admitted = RawPlaceholder(references.admit_output_parameter("tolerations"), first=bool(tolerations))
+    admitted = RawPlaceholder("tolerations", first=bool(tolerations))
     spec["tolerations"] = [admitted, *tolerations]
     if "activeDeadlineSeconds" in template:
         spec["activeDeadlineSeconds"] = template["activeDeadlineSeconds"]
@@ -191,9 +186,9 @@ def _container(step: AuthoredStep, template: Manifest, rank_environment: list[Ma
     container["env"] = [*rank_environment, *(container.get("env") or [])]
     for side, name in MEMORY_OUTPUTS.items():
         if name in step.admitted_memory:
-            container["resources"][side]["memory"] = input_placeholder(references.admit_output_parameter(name))
+            container["resources"][side]["memory"] = admit_placeholder(name)
     if (declared := declared_files(step)) is not None:
-        keys = input_placeholder(references.admit_output_parameter("input-keys"))
+        keys = admit_placeholder("input-keys")
         container["env"] += [
             {"name": environment.FILES, "value": json.dumps(declared)},
             {"name": environment.INPUT_KEYS, "value": keys},
@@ -239,7 +234,7 @@ def _affinity(declared: Manifest) -> Manifest:
     affinity = copy.deepcopy(declared)
     nodes = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     for term in nodes.setdefault("nodeSelectorTerms", [{}]):
-        admitted = RawPlaceholder(references.admit_output_parameter("node-requirements"))
+        admitted = RawPlaceholder("node-requirements")
         term["matchExpressions"] = [*(term.get("matchExpressions") or []), admitted]
     return affinity
 
@@ -284,7 +279,7 @@ def elastic_variables(step: AuthoredStep, first_host: str) -> list[Manifest]:
         "PET_NNODES": f"{gang.min_members}:{gang.members}",
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{first_host}:{GANG_PORT}",
-        "PET_RDZV_ID": input_placeholder(references.admit_output_parameter("gang")),
+        "PET_RDZV_ID": admit_placeholder("gang"),
         # Pods start minutes apart where a node must pull the image first.
         "PET_RDZV_CONF": ",".join(
             (

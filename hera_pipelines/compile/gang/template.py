@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from hera_pipelines.compile import references
 from hera_pipelines.compile.authored_step import AuthoredStep, program_container
 from hera_pipelines.compile.gang.kinds import select_object_kind
 from hera_pipelines.compile.gang.member_pod import gang_labels, render_manifest
-from hera_pipelines.compile.plugin_templates import drop_empty_fields, input_placeholder
+from hera_pipelines.compile.plugin_templates import admit_placeholder, drop_empty_fields
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import GANG_ACCOUNT
@@ -15,19 +14,14 @@ _COPIED_FIELDS = ("name", "inputs", "synchronization", "timeout", "priority")
 
 
 def gang_template(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
-    """Convert the run template of a step to a resource template that creates the object of its gang.
-
-    Args:
-        step: A step with a gang.
-        template: Its run template, for one pod.
-        workflow: ``spec`` of the Workflow.
+    """Convert the run template of a step, for one pod, to a resource template that creates the object of its gang.
 
     Raises:
         UsageError: the template uses a value that Argo cannot substitute in the object.
     """
     assert step.settings.gang is not None
     kind = select_object_kind(step.settings.gang)
-    metadata = {"name": input_placeholder(references.admit_output_parameter("gang")), "labels": gang_labels(step)}
+    metadata = {"name": admit_placeholder("gang"), "labels": gang_labels(step)}
     head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     try:
         text = render_manifest({**head, "spec": kind.build_spec(step, template, workflow)}, _artifact_paths(template))
