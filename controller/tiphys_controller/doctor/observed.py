@@ -221,29 +221,21 @@ def find_plugin_mode(deployments: tuple[Object, ...]) -> PluginMode | None:
     plugins = [deployment for deployment in deployments if read_component_label(deployment) == "plugin"]
     if not plugins:
         return None
-    arguments = [argument for container in _containers(plugins[0]) for argument in container.get("args") or []]
-    return PluginMode.AGENT if "agent" in arguments else PluginMode.SIDECAR
+    return PluginMode.AGENT if "agent" in _arguments(plugins[0]) else PluginMode.SIDECAR
 
 
 def is_kueue_ledger(deployments: tuple[Object, ...]) -> bool:
     """Whether the plugin was installed with ``ledger.kind: kueue``."""
-    arguments = [
-        argument
-        for deployment in deployments
-        for container in _containers(deployment)
-        for argument in container.get("args") or []
-    ]
-    return "--ledger-kind=kueue" in arguments
+    return any("--ledger-kind=kueue" in _arguments(deployment) for deployment in deployments)
 
 
 def find_served_store(deployments: tuple[Object, ...], namespace: str) -> ServedStore | None:
     """The store of the plugin that serves ``namespace``; None if no such plugin was found."""
     for deployment in deployments:
-        arguments = [argument for container in _containers(deployment) for argument in container.get("args") or []]
-        url = next((argument.removeprefix("--store=") for argument in arguments if argument.startswith("--store=")), "")
-        served = tuple(
-            argument.removeprefix("--namespace=") for argument in arguments if argument.startswith("--namespace=")
-        )
+        arguments = _arguments(deployment)
+        options = [argument.partition("=") for argument in arguments]
+        url = next((value for option, _, value in options if option == "--store"), "")
+        served = tuple(value for option, _, value in options if option == "--namespace")
         if url and (namespace in served or "--all-namespaces" in arguments):
             return ServedStore(url, served)
     return None
@@ -259,6 +251,10 @@ def _containers(deployment: Object) -> list[Object]:
     spec = ((deployment.get("spec") or {}).get("template") or {}).get("spec") or {}
     containers: list[Object] = spec.get("containers") or [{}]
     return containers
+
+
+def _arguments(deployment: Object) -> list[str]:
+    return [argument for container in _containers(deployment) for argument in container.get("args") or []]
 
 
 def _container_texts(container: Object) -> list[str]:

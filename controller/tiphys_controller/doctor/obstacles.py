@@ -90,13 +90,7 @@ class Obstacle(NamedTuple):
 def observe_obstacles(
     api: KubeApi, namespace: str | None, now: datetime, names: Container[str] | None = None
 ) -> list[Obstacle]:
-    """The obstacles of the unfinished Workflows of Tiphys.
-
-    Args:
-        api: The API server.
-        namespace: Namespace of the Workflows; None: all.
-        now: The present.
-        names: Only Workflows of these names; None: all.
+    """The obstacles of the unfinished Workflows of Tiphys of a namespace and of these ``names``; None: of all.
 
     Raises:
         ForbiddenError: the account may not list Workflows or pods.
@@ -122,14 +116,7 @@ def observe_obstacles(
 
 
 def find_obstacles(workflow: Object, pods: Iterable[Object], events: Iterable[Object], now: datetime) -> list[Obstacle]:
-    """The obstacles of one Workflow.
-
-    Args:
-        workflow: The Workflow.
-        pods: Pods of its namespace, also of other Workflows.
-        events: Warnings of its namespace.
-        now: The present.
-    """
+    """The obstacles of one Workflow, by the pods of its namespace, also of other Workflows, and the warnings in it."""
     metadata = workflow["metadata"]
     name, namespace = metadata["name"], metadata["namespace"]
     if not (workflow.get("status") or {}).get("phase"):
