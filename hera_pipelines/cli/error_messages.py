@@ -40,10 +40,6 @@ class RunInterruptedError(TiphysError):
     exit_code = INTERRUPTED_EXIT_CODE
 
 
-class PreflightFailedError(TiphysError):
-    """Preflight found something that will go wrong."""
-
-
 def report_error(error: BaseException, screen: Screen) -> int:
     """Print ``error`` on stderr and return the exit code for it."""
     if screen.verbose:

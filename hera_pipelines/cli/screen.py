@@ -20,7 +20,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from hera_pipelines.control_characters import replace_control_characters
 from tiphys.errors import UsageError
@@ -40,11 +40,8 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
-class ManifestFormat(StrEnum):
-    """Values of ``-o`` for a manifest, which has no table form."""
-
-    YAML = "yaml"
-    JSON = "json"
+ManifestFormat = Literal["yaml", "json"]
+"""Values of ``-o`` for a manifest, which has no table form."""
 
 
 class GuardedStream(io.TextIOBase):
@@ -123,13 +120,10 @@ class Screen:
         self.out.file.write(_as_lines(text))
 
     def save(self, target: Path | None, text: str, kind: str, hint: str = "") -> None:
-        """Write a document, picture or page to the file that ``--output`` names; to stdout without one, or for ``-``.
+        """Write ``text`` to the file that ``--output`` names; to stdout without one, or for ``-``.
 
-        Args:
-            target: The file.
-            text: What it holds then.
-            kind: What the message about a failure calls it.
-            hint: The end of the note that the file was written.
+        ``kind`` is what a message calls it (document, picture, page), and ``hint`` the end of the note that it was
+        written.
 
         Raises:
             UsageError: the file cannot be written.
@@ -189,6 +183,12 @@ class Screen:
             self.write(yaml.safe_dump(document, sort_keys=False))
         else:
             self.write(json.dumps(_replace_nan(document), indent=indent, allow_nan=False))
+
+    def typed_document(self, kind: str, output: Format, /, **fields: Any) -> None:
+        """Print a `document` of Tiphys, with its ``apiVersion`` and ``kind`` before its fields."""
+        from tiphys_controller import API_VERSION
+
+        self.document({"apiVersion": API_VERSION, "kind": kind, **fields}, output)
 
 
 def _replace_nan(document: Any) -> Any:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
 from functools import partial, wraps
 from itertools import chain
 from pathlib import Path
@@ -68,7 +67,7 @@ ArgoServerOption = Annotated[
 ]
 
 
-_AnyFormat = TypeVar("_AnyFormat", bound=StrEnum)
+_AnyFormat = TypeVar("_AnyFormat", bound=str)
 
 
 def choose_format(command: typer.Context, output: _AnyFormat) -> _AnyFormat:
@@ -146,9 +145,9 @@ class ClusterOptions:
     namespace: NamespaceOption = None
     argo_server: ArgoServerOption = None
 
-    def connect(self) -> "KubeApi":
-        """Connect to the API server; raises as `connect_cluster`."""
-        return connect_cluster(self.kubeconfig, self.context, self.namespace)
+    def connect(self, command: typer.Context | None = None) -> "KubeApi":
+        """As `connect_cluster`."""
+        return connect_cluster(self, command)
 
     @property
     def is_given(self) -> bool:
@@ -183,9 +182,9 @@ class InstallationOptions:
     context: ContextOption = None
     kubeconfig: KubeconfigOption = None
 
-    def connect(self) -> "KubeApi":
-        """Connect to the API server; raises as `connect_cluster`."""
-        return connect_cluster(self.kubeconfig, self.context, self.namespace)
+    def connect(self, command: typer.Context | None = None) -> "KubeApi":
+        """As `connect_cluster`."""
+        return connect_cluster(self, command)
 
 
 ServerOptions = Annotated[InstallationOptions, "context", "kubeconfig"]
@@ -197,16 +196,18 @@ def command_arguments(options: Iterable[tuple[str, object]]) -> list[str]:
     return [word for option, value in options if value for word in (option, str(value))]
 
 
-def connect_cluster(kubeconfig: Path | None, context: str | None, namespace: str | None) -> "KubeApi":
-    """Connect to a cluster. ``namespace``, if given, becomes the namespace of the connection.
+def connect_cluster(options: "ClusterOptions | InstallationOptions", command: typer.Context | None = None) -> "KubeApi":
+    """Connect to the API server of a cluster; the connection ends with ``command``, if that is given.
 
     Raises:
         UsageError: the kubeconfig is invalid or has no such context.
     """
     from tiphys import kube
 
-    api = kube.connect_to_cluster(kubeconfig, context)
-    api.namespace = namespace or api.namespace
+    api = kube.connect_to_cluster(options.kubeconfig, options.context)
+    api.namespace = options.namespace or api.namespace
+    if command is not None:
+        command.call_on_close(api.close)
     return api
 
 

@@ -84,15 +84,9 @@ def fit_table(
     hide: Sequence[str] = (),
     wraps: bool = False,
 ) -> FittedTable:
-    """Lay out a table without borders, as ``kubectl`` prints it.
+    """Lay out a table without borders, as ``kubectl`` prints it; see `Screen.table`.
 
-    Args:
-        console: Where it will be printed.
-        columns: Titles.
-        rows: Cells; a cell may have several lines.
-        width: Width of the terminal; None shows everything.
-        hide: Titles of columns that may be hidden, the first one first.
-        wraps: Whether the sentences of the last column are wrapped, not cut.
+    A cell may have several lines. ``width`` is that of the terminal; None shows everything.
     """
     natural = [
         max([len(title), *(line.cell_len for row in rows for line in row[index].split("\n"))])

@@ -5,7 +5,7 @@ server or through an argo-server.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,32 +28,26 @@ if TYPE_CHECKING:
 _CLUSTER_PREFIXES = ("kubernetes:", ADDRESS_PREFIX)
 """Prefixes of recorded cluster names: a Kubernetes cluster, or one that is known only by its argo-server."""
 
-ENGINE_OPTIONS = {
-    "state": "--state",
-    "queues": "--queues",
-    "plugin_port": "--plugin-port",
-    "speed": "--speed",
-    "code": "--code",
-}
-CLUSTER_OPTIONS = {
-    "context": "--context",
-    "namespace": "--namespace",
-    "kubeconfig": "--kubeconfig",
-    "argo_server": "--argo-server",
-}
+ENGINE_OPTIONS = ("state", "queues", "plugin_port", "speed", "code")
+CLUSTER_OPTIONS = ("context", "namespace", "kubeconfig", "argo_server")
 
 OnClusterOption = Annotated[
     bool, typer.Option("--cluster", help="Run on the cluster of the kubeconfig instead of on this machine.")
 ]
 
 
-def refuse_options(command: typer.Context, options: Mapping[str, str], why: str) -> None:
-    """Refuse ``options`` (option names by parameter name) if the command line contains one of them.
+def refuse_options(command: typer.Context, parameters: Collection[str], why: str) -> None:
+    """Refuse the options of ``parameters`` if the command line contains one of them.
 
     Raises:
         UsageError: the command line contains one; ``why`` is the reason in the message.
     """
-    if refused := [option for parameter, option in options.items() if _is_given(command, parameter)]:
+    refused = [
+        (option.secondary_opts or option.opts)[-1]
+        for option in command.command.params
+        if option.name in parameters and _is_given(command, option.name)
+    ]
+    if refused:
         raise UsageError(f"{', '.join(refused)}: {why}")
 
 
@@ -116,9 +110,7 @@ def cluster_submitter(
 ) -> tuple["ClusterSubmitter", str]:
     """Return a submitter for the cluster that the options name, and its namespace (empty if nothing names one).
 
-    Args:
-        cluster_options: Cluster options of the command.
-        note: Called with a sentence about what is unknown when only an argo-server answers.
+    ``note`` is called with a sentence about what is unknown when only an argo-server answers.
 
     Raises:
         UsageError: the cluster does not exist.
@@ -165,14 +157,9 @@ def tenant_submitter(
 ) -> tuple["TenantSubmitter", str]:
     """A submitter for the one namespace in which a run may continue, and that namespace.
 
-    A run that went to a cluster stays in its namespace. A run of the local engine goes where the options say. Each
-    Workflow is announced right before it is created, with its namespace and service account: they come from records.
-
-    Args:
-        cluster_options: Cluster options of the command.
-        last: The last submission of the run; None if it was never submitted.
-        run: Name of the run.
-        note: Called with a sentence for the user.
+    A run that went to a cluster stays in its namespace. A run of the local engine, and one that was never submitted,
+    goes where the options say. Each Workflow is announced by ``note`` right before it is created, with its namespace
+    and service account: they come from records.
 
     Raises:
         UsageError: the options name another namespace than the records, or no namespace is given.

@@ -60,13 +60,9 @@ def input_scope(template: Manifest) -> VariableScope:
 
 
 def node_scope(kind: str, name: str, node: WorkflowNode, template: Manifest) -> VariableScope:
-    """Variables ``<kind>.<name>.*`` of a finished node.
+    """Variables ``<kind>.<name>.*`` of a finished node; ``kind`` is ``steps`` or ``tasks``.
 
-    Args:
-        kind: ``steps`` or ``tasks``.
-        name: Name of the step or task.
-        node: Its node.
-        template: Template of the node; a skipped node has the declared defaults as outputs.
+    A skipped node has the declared defaults of its ``template`` as outputs.
     """
     attempt = node.last_attempt
     prefix = f"{kind}.{name}"
@@ -241,12 +237,7 @@ _LOCATION_FIELDS = ("s3", "raw")
 
 
 def bind_arguments(template: Manifest, arguments: Manifest, variables: Variables) -> Manifest:
-    """Return ``template`` with ``arguments`` as its inputs and all known variables substituted.
-
-    Args:
-        template: Template with its defaults merged in.
-        arguments: Arguments of the call, without references.
-        variables: ``workflow.*`` and the names of the node.
+    """Return ``template``, which has its defaults, with ``arguments`` as its inputs and ``variables`` substituted.
 
     Raises:
         UsageError: an input has neither an argument nor a default.

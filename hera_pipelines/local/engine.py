@@ -18,10 +18,10 @@ from tiphys_plugin.cluster.interface import DirectoryCluster
 from hera_pipelines.local.interpreter import Interpreter, TemplateCall
 from hera_pipelines.local.live_workflows import hold_workflow_lock, mark_alive, record_engine
 from hera_pipelines.local.nodes import NodeChange, NodePhase, NodeTable, WorkflowNode, ignore_change
-from hera_pipelines.local.plugin_client import PluginClient, PluginEndpoint, WorkflowIdentity
+from hera_pipelines.local.plugin_client import PluginClient, PluginEndpoint
 from hera_pipelines.local.pods.artifacts import ArtifactBucket
 from hera_pipelines.local.pods.pod import PodRunner
-from hera_pipelines.local.pods.pod_files import WorkflowVolumes, pod_log_path
+from hera_pipelines.local.pods.pod_files import WorkflowVolumes
 from hera_pipelines.local.pods.process import ProcessEnvironment
 from hera_pipelines.local.shutdown import STOP, TERMINATE, WorkflowShutdown, handle_stop_signals
 from hera_pipelines.local.supported import check_supported
@@ -33,6 +33,7 @@ from hera_pipelines.local.workflow_object import (
 )
 from tiphys.errors import StoreError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.execute_api import WorkflowMetadata
 from tiphys.records import utc_now
 from tiphys.store import DirectoryStore, Store
 
@@ -122,10 +123,6 @@ class LocalEngine:
         """End a running pod as ``kubectl delete pod`` does. Safe in any thread."""
         self._call_in_loop(lambda: self._pods.delete(name))
 
-    def log_path(self, pod: str) -> Path:
-        """Path of a pod's log file."""
-        return pod_log_path(self._state, pod)
-
     def _call_in_loop(self, action: Callable[[], object]) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):  # the event loop has closed, so the workflow has ended
@@ -160,11 +157,10 @@ class LocalEngine:
     async def _interpret(
         self, workflow: Manifest, nodes: NodeTable, shutdown: WorkflowShutdown, stored_workflow: StoredWorkflow
     ) -> tuple[NodePhase, str]:
-        metadata = workflow["metadata"]
-        identity = WorkflowIdentity(metadata["name"], metadata["namespace"], metadata["uid"])
+        identity = WorkflowMetadata.model_validate(workflow["metadata"])
         writer = asyncio.ensure_future(stored_workflow.write_periodically(nodes))
         disk_watch = asyncio.ensure_future(_watch_disks(self._folders, nodes.announce))
-        heartbeat = asyncio.ensure_future(self._mark_alive(metadata["name"]))
+        heartbeat = asyncio.ensure_future(self._mark_alive(identity.name))
         try:
             async with PluginClient(self._plugin, identity, self._speed) as plugin_client:
                 interpreter = self._build_interpreter(workflow, nodes, shutdown, plugin_client)

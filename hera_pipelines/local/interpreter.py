@@ -65,6 +65,10 @@ class TemplateCall:
     inner_slots: asyncio.Semaphore | None = None
     """Slots by the ``parallelism`` of the called template, for its children."""
 
+    def task_of(self, child: str) -> str:
+        """Task of the entry DAG that a task or step of the called template belongs to."""
+        return "" if self.on_exit else self.task or child
+
 
 @dataclass(frozen=True)
 class Interpreter:

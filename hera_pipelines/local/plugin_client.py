@@ -19,7 +19,7 @@ from tiphys_plugin.sidecar.forwarding import error_text
 from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNodeOutputs
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.execute_api import ExecuteReply, NodeResult
+from tiphys.protocol.execute_api import ExecuteReply, NodeResult, WorkflowMetadata
 from tiphys.protocol.execute_api import NodeOutputs as WireOutputs
 from tiphys.protocol.quantities import parse_argo_duration_seconds
 
@@ -35,14 +35,6 @@ class PluginEndpoint(NamedTuple):
     token: str
 
 
-class WorkflowIdentity(NamedTuple):
-    """The workflow metadata that Argo sends to a plugin."""
-
-    name: str
-    namespace: str
-    uid: str
-
-
 class _UnavailableError(Exception):
     """The plugin answered 503; the call is retried like a refused connection."""
 
@@ -50,7 +42,7 @@ class _UnavailableError(Exception):
 class PluginClient:
     """Executes the plugin nodes of one workflow. Use as an async context manager."""
 
-    def __init__(self, endpoint: PluginEndpoint, workflow: WorkflowIdentity, speed: float) -> None:
+    def __init__(self, endpoint: PluginEndpoint, workflow: WorkflowMetadata, speed: float) -> None:
         self._workflow = workflow
         self._speed = speed
         self._call_slots = asyncio.Semaphore(_MAX_PARALLEL_CALLS)
@@ -80,7 +72,8 @@ class PluginClient:
             if reply.node is None:
                 return NodeEnd(NodePhase.FAILED, "no plugin executed the template")
             if reply.node.phase != "Pending":
-                return _node_end(reply.node)
+                outputs = _read_outputs(reply.node.outputs) if reply.node.outputs else None
+                return NodeEnd(NodePhase(reply.node.phase), reply.node.message, outputs)
             on_pending(reply.node.message)
             if pause is None:
                 return NodeEnd(
@@ -89,7 +82,7 @@ class PluginClient:
             await asyncio.sleep(pause / self._speed)
 
     async def _call_plugin(self, template: Manifest) -> ExecuteReply:
-        body = {"workflow": {"metadata": self._workflow._asdict()}, "template": template}
+        body = {"workflow": {"metadata": self._workflow.model_dump()}, "template": template}
         async for attempt in stamina.retry_context(
             on=(httpx.TransportError, _UnavailableError),
             attempts=_MAX_TRIES,
@@ -108,11 +101,6 @@ class PluginClient:
                 node=NodeResult(phase="Failed", message=f"{response.status_code}: {error_text(response.content)}")
             )
         return ExecuteReply.model_validate_json(response.content)
-
-
-def _node_end(node: NodeResult) -> NodeEnd:
-    outputs = _read_outputs(node.outputs) if node.outputs else None
-    return NodeEnd(NodePhase(node.phase), node.message, outputs)
 
 
 def _read_outputs(reply_outputs: WireOutputs) -> WorkflowNodeOutputs:

@@ -22,11 +22,11 @@ from tiphys_controller.submit.authored_facts import check_authored_name
 from tiphys_plugin import LOCAL_SETTINGS, DirectoryCluster, PluginCore, PluginServer, SqliteLedger, load_queues
 
 from hera_pipelines.local.engine import LocalEngine
-from hera_pipelines.local.live_workflows import LocalWorkflows, hold_workflow_lock, is_workflow_locked, last_alive_at
+from hera_pipelines.local.live_workflows import LocalWorkflows, hold_workflow_lock, last_alive_at
 from hera_pipelines.local.nodes import NodeChange, NodePhase, format_rfc3339, ignore_change
 from hera_pipelines.local.plugin_client import PluginEndpoint
 from hera_pipelines.local.workflow_object import add_server_fields
-from tiphys.errors import ConflictError, NotFoundError, SettingsError, StoreError, TiphysError
+from tiphys.errors import ConflictError, NotFoundError, SettingsError, StoreError, TiphysError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_workflow_parameters
 from tiphys.protocol.execute_api import WorkflowMetadata
 from tiphys.protocol.step_spec import RUN_PARAMETER, SUBMISSION_PARAMETER
@@ -42,29 +42,21 @@ _ENGINE_LOST_MESSAGE = "the engine of this workflow has ended without finishing 
 
 def mark_dead_workflows_failed(cluster: DirectoryCluster, state: Path) -> list[str]:
     """Mark running workflows without a live engine as failed and their pods as lost; return their names."""
-    marked = []
-    for workflow in cluster.workflows():
-        name = workflow["metadata"]["name"]
-        if (
-            _workflow_phase(workflow) == NodePhase.RUNNING
-            and not is_workflow_locked(state, name)
-            and _mark_failed_under_lock(cluster, state, name)
-        ):
-            marked.append(name)
-    return marked
+    found = [workflow["metadata"]["name"] for workflow in cluster.workflows() if _is_running(workflow)]
+    return [name for name in found if _mark_failed_under_lock(cluster, state, name)]
 
 
 def _mark_failed_under_lock(cluster: DirectoryCluster, state: Path, name: str) -> bool:
-    """Mark the workflow under its lock, if it is still running: its engine may have finished it meanwhile."""
+    """Mark the workflow under its lock, if it still runs: its engine may be alive, or have finished it meanwhile."""
     try:
         with hold_workflow_lock(state, name):
             workflow = cluster.workflow("default", name)
-            if workflow is None or _workflow_phase(workflow) != NodePhase.RUNNING:
+            if workflow is None or not _is_running(workflow):
                 return False
             _mark_failed(cluster, workflow, last_alive_at(state, name))
             return True
     except ConflictError:
-        return False  # another session holds the lock and marks it
+        return False  # its engine, or another session that marks it, holds the lock
 
 
 def _mark_failed(cluster: DirectoryCluster, workflow: Manifest, died_at: datetime) -> None:
@@ -82,8 +74,8 @@ def _mark_failed(cluster: DirectoryCluster, workflow: Manifest, died_at: datetim
     cluster.write_workflow({**workflow, "status": status})
 
 
-def _workflow_phase(workflow: Manifest) -> str:
-    return str((workflow.get("status") or {}).get("phase", ""))
+def _is_running(workflow: Manifest) -> bool:
+    return bool((workflow.get("status") or {}).get("phase") == NodePhase.RUNNING)
 
 
 def check_loopback() -> None:
@@ -107,17 +99,14 @@ class LocalSession(LocalWorkflows):
 
     Several sessions may share one state folder at the same time; they then share
     its GPU quotas. Implements `tiphys_controller.Submitter`. Its start raises
-    `SettingsError` if the loopback interface is down.
+    `SettingsError` if the loopback interface is down, and `UsageError` if the state folder cannot be created.
 
     Args:
         store: Store of the runs.
         state: Folder for the cluster, the ledger, logs, attempts and volumes.
         queues: Queue file; None sets no limits.
         plugin_port: Port of the plugin on loopback; 0 chooses a free port.
-        speed: Divides back-offs and requeues.
-        observer: Called for every change of a node.
-        code: Folder whose modules programs can import.
-        longest_grace_seconds: Upper limit of grace periods; None sets no limit.
+        speed: As of `LocalEngine`, like the arguments below.
     """
 
     def __init__(
@@ -137,7 +126,8 @@ class LocalSession(LocalWorkflows):
         self._queues = queues
         self._port = plugin_port
         self._speed = speed
-        self._observer = observer
+        self.observer = observer
+        """Called for every change of a node."""
         self._code = code
         self._grace = longest_grace_seconds
         self._exit_stack = ExitStack()
@@ -145,7 +135,12 @@ class LocalSession(LocalWorkflows):
 
     def __enter__(self) -> "LocalSession":
         check_loopback()
-        self._state.mkdir(parents=True, exist_ok=True)
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot keep the engine's state in {self._state}: {error.strerror}; name another folder with --state"
+            ) from error
         mark_dead_workflows_failed(self._cluster, self._state)
         # Closes what was opened if a later step raises.
         with ExitStack() as opening:
@@ -157,7 +152,16 @@ class LocalSession(LocalWorkflows):
             opening.enter_context(core.preemption_loop())
             token = secrets.token_urlsafe(32)
             server = opening.enter_context(PluginServer(core, token, port=self._port))
-            self._engine = self._new_engine(PluginEndpoint(server.url, token))
+            self._engine = LocalEngine(
+                self._store,
+                self._cluster,
+                self._state,
+                PluginEndpoint(server.url, token),
+                self._speed,
+                lambda change: self.observer(change),
+                code=self._code,
+                longest_grace_seconds=self._grace,
+            )
             self._exit_stack = opening.pop_all()
         return self
 
@@ -236,20 +240,8 @@ class LocalSession(LocalWorkflows):
                 stopped.wait(_RECORD_PAUSE_SECONDS)
 
     def _open_recorder(self, document: Manifest) -> WorkflowRecorder:
-        metadata, parameters = document["metadata"], read_workflow_parameters(document)
+        parameters = read_workflow_parameters(document)
         name = parameters.get(RUN_PARAMETER) or check_authored_name(CompiledPipeline.from_manifest(document), None)
-        identity = WorkflowMetadata(name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"])
+        identity = WorkflowMetadata.model_validate(document["metadata"])
         binding = bind_workflow(self._store, self._cluster, identity, name, parameters.get(SUBMISSION_PARAMETER, ""))
         return WorkflowRecorder(self._store, binding)
-
-    def _new_engine(self, plugin: PluginEndpoint) -> LocalEngine:
-        return LocalEngine(
-            self._store,
-            self._cluster,
-            self._state,
-            plugin,
-            self._speed,
-            self._observer,
-            code=self._code,
-            longest_grace_seconds=self._grace,
-        )

@@ -81,11 +81,7 @@ class WorkflowShutdown:
         await asyncio.sleep(self._grace_ends_at - asyncio.get_running_loop().time())
 
     def give_up_recording(self, answers: Sequence[str]) -> str:
-        """Note that the exit handler is given up, and return the reason.
-
-        Args:
-            answers: Messages of the Pending answers to its plugin step.
-        """
+        """Note and return why the exit handler is given up; ``answers`` are the Pending ones to its step."""
         if answers:
             tries = "once" if len(answers) == 1 else f"{len(answers)} times"
             self.unrecorded = f"{find_wait_reason(answers[-1])} (tried {tries})"

@@ -18,7 +18,7 @@ from hera_pipelines.local.expressions.expr import parse_expression
 from hera_pipelines.local.expressions.govaluate import check_condition
 from hera_pipelines.local.interpreter import template_type
 from hera_pipelines.local.pods.gang_pods import member_templates
-from hera_pipelines.local.pods.pod_files import VOLUME_SOURCES, parse_pod_spec_patch
+from hera_pipelines.local.pods.pod_files import PLACEMENT_FIELDS, VOLUME_SOURCES, parse_pod_spec_patch
 from hera_pipelines.local.pods.pod_paths import container_or_script, namespace_refusal, unmentioned_paths
 from hera_pipelines.local.retry import RetryStrategy
 from tiphys.errors import UsageError
@@ -26,16 +26,6 @@ from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import parse_argo_duration_seconds
 from tiphys.service.yaml_documents import UNREADABLE_YAML
 
-_PLACEMENT_FIELDS = {
-    "affinity",
-    "automountServiceAccountToken",
-    "nodeSelector",
-    "priorityClassName",
-    "schedulerName",
-    "securityContext",
-    "serviceAccountName",
-    "tolerations",
-}
 _RETENTION_FIELDS = {
     "archiveLogs",
     "artifactGC",
@@ -47,7 +37,7 @@ _RETENTION_FIELDS = {
 }
 
 SPEC_FIELDS = (
-    _PLACEMENT_FIELDS
+    PLACEMENT_FIELDS
     | _RETENTION_FIELDS
     | {
         "activeDeadlineSeconds",
@@ -70,7 +60,7 @@ SPEC_FIELDS = (
         "workflowMetadata",
     }
 )
-TEMPLATE_FIELDS = _PLACEMENT_FIELDS | {
+TEMPLATE_FIELDS = PLACEMENT_FIELDS | {
     "activeDeadlineSeconds",
     "archiveLocation",
     "container",

@@ -1,9 +1,8 @@
 """``tiphys compile``: prints the Argo Workflow of a pipeline file."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,23 +34,8 @@ Examples:
 """
 
 
-class ManifestKind(StrEnum):
-    """Values of ``--as``."""
-
-    WORKFLOW = "workflow"
-    WORKFLOW_TEMPLATE = "workflowtemplate"
-    CLUSTER_WORKFLOW_TEMPLATE = "clusterworkflowtemplate"
-    CRON_WORKFLOW = "cronworkflow"
-
-
-_ONLY_NAMED = {"name": "--name", "service_account": "--service-account"}
-_ONLY_SCHEDULED = {"schedule": "--schedule", "timezone": "--timezone"}
-_TEMPLATE_KINDS = {
-    ManifestKind.WORKFLOW_TEMPLATE: TemplateKind.WORKFLOW_TEMPLATE,
-    ManifestKind.CLUSTER_WORKFLOW_TEMPLATE: TemplateKind.CLUSTER_WORKFLOW_TEMPLATE,
-}
-
-
+_ONLY_NAMED, _ONLY_SCHEDULED = ("name", "service_account"), ("schedule", "timezone")
+_TEMPLATE_KINDS = {kind.lower(): kind for kind in TemplateKind}
 _WORKFLOW_FIELDS = ("workflowSpec", "workflowMetadata")
 """Fields of a CronWorkflow that describe its Workflows."""
 
@@ -63,7 +47,7 @@ def compile_file(
     parameter: ParameterOption = None,
     store: PipelineStoreOption = None,
     kind: Annotated[
-        ManifestKind | None,
+        Literal["workflow", "workflowtemplate", "clusterworkflowtemplate", "cronworkflow"] | None,
         typer.Option("--as", help="Kind of the document. Default: a CronWorkflow for a CronPipeline, else a Workflow."),
     ] = None,
     name: Annotated[
@@ -78,7 +62,7 @@ def compile_file(
         str | None, typer.Option("--timezone", metavar="ZONE", help="Time zone of the schedule. Default: UTC.")
     ] = None,
     service_account: ServiceAccountOption = SERVICE_ACCOUNT,
-    output: Annotated[ManifestFormat, typer.Option("-o", "--format", help="Output format.")] = ManifestFormat.YAML,
+    output: Annotated[ManifestFormat, typer.Option("-o", "--format", help="Output format.")] = "yaml",
 ) -> None:
     """Compile a pipeline and print the Workflow.
 
@@ -89,14 +73,14 @@ def compile_file(
     screen: Screen = context.obj
     loaded = load_pipeline_file(file, pipeline)
     url = named_store(screen, store, loaded.store)
-    if kind in (None, ManifestKind.WORKFLOW):
-        refuse_options(context, {**_ONLY_NAMED, **_ONLY_SCHEDULED}, "it is for a template or schedule; add --as")
-    elif kind is not ManifestKind.CRON_WORKFLOW:
+    if kind in (None, "workflow"):
+        refuse_options(context, (*_ONLY_NAMED, *_ONLY_SCHEDULED), "it is for a template or schedule; add --as")
+    elif kind != "cronworkflow":
         refuse_options(context, _ONLY_SCHEDULED, "it is for a schedule; add --as cronworkflow")
     compiled = loaded.compile(store=url) if kind is None else compile_to_workflow(loaded, store=url)
-    if kind not in (None, ManifestKind.WORKFLOW):
+    if kind not in (None, "workflow"):
         compiled["spec"].setdefault("serviceAccountName", service_account)
-    if kind is ManifestKind.CRON_WORKFLOW:
+    if kind == "cronworkflow":
         given = {"schedules": schedule, "timezone": timezone}
         cron = _schedule_of(loaded.compile(store=url)) | {field: value for field, value in given.items() if value}
         compiled = cron_workflow(compiled, name or loaded.pipeline_name, cron)
@@ -105,7 +89,7 @@ def compile_file(
     manifest = with_parameters(compiled, parse_parameters(parameter or []), loaded)
     record_code_version(manifest, read_git_commit(file.parent))
     warn_of_size(screen, manifest)
-    screen.write(to_workflow_yaml(manifest) if output == ManifestFormat.YAML else json.dumps(manifest, indent=2))
+    screen.write(to_workflow_yaml(manifest) if output == "yaml" else json.dumps(manifest, indent=2))
 
 
 def _schedule_of(compiled: Manifest) -> Manifest:

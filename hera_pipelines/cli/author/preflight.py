@@ -11,7 +11,6 @@ from tiphys_plugin import load_queues
 
 from hera_pipelines.cli.author.preflight_observation import observe_for_preflight
 from hera_pipelines.cli.cluster.findings import SourceLine, format_place, show_findings
-from hera_pipelines.cli.error_messages import PreflightFailedError
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     SERVICE_ACCOUNT,
@@ -78,9 +77,7 @@ def preflight(
     url = named_store(screen, store, loaded.store)
     manifest = with_parameters(compile_to_workflow(loaded, store=url), parse_parameters(parameter or []), loaded)
     rules = load_queues(queues) if queues else None
-    api, unasked = _connect(cluster)
-    if api is not None:
-        command.call_on_close(api.close)
+    api, unasked = _connect(cluster, command)
     place = cluster.namespace or (manifest.get("metadata") or {}).get("namespace") or (api.namespace if api else "")
     subject = build_subject(file, manifest, service_account, place, _find_schedule_complaint(loaded, url))
     observed = observe_for_preflight(subject, api, unasked, rules, limit, tries_used_store=True)
@@ -95,9 +92,9 @@ def check_before_submission(
     """Print the warnings and problems of a Workflow that is about to be submitted; nothing if there are none.
 
     Raises:
-        PreflightFailedError: something will go wrong.
+        TiphysError: something will go wrong.
     """
-    api, unasked = _connect(options, is_optional=True)
+    api, unasked = _connect(options)
     try:
         subject = build_subject(file, manifest, SERVICE_ACCOUNT, namespace)
         observed = observe_for_preflight(subject, api, unasked, None, LIMIT_SECONDS, tries_used_store=False)
@@ -117,12 +114,12 @@ def check_before_submission(
     _require_ready(findings, "; add --no-preflight to submit all the same")
 
 
-def _connect(options: ClusterOptions, *, is_optional: bool = False) -> "tuple[KubeApi | None, str]":
-    """The API server, or why there is none to ask."""
+def _connect(options: ClusterOptions, command: typer.Context | None = None) -> "tuple[KubeApi | None, str]":
+    """The API server, or why there is none to ask; without ``command``, also where the options name one."""
     try:
-        return options.connect(), ""
+        return options.connect(command), ""
     except TiphysError as error:
-        if not is_optional and (options.kubeconfig or options.context):
+        if command is not None and (options.kubeconfig or options.context):
             raise
         return None, f"there is no cluster to ask: {error}"
 
@@ -149,7 +146,7 @@ def _find_schedule_complaint(pipeline: "AnyPipeline", store: str | None) -> str:
 
 def _require_ready(findings: Iterable[Finding], hint: str = "") -> None:
     if failed := failed_checks(findings):
-        raise PreflightFailedError(
+        raise TiphysError(
             f"preflight found what will go wrong: {', '.join(failed)} failed; each finding says what to do{hint}"
         )
 

@@ -5,7 +5,6 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 
@@ -29,20 +28,16 @@ def show_findings(
     subject: Mapping[str, str],
     find_line: "Callable[[Finding], SourceLine] | None" = None,
 ) -> None:
-    """Print findings as a table or as a document.
+    """Print findings, in the order in which a person should read them, as a table or as a document.
 
-    Args:
-        screen: Where to print.
-        findings: The findings, in the order in which a person should read them.
-        output: Form of the output.
-        subject: What was examined, in fields of the document.
-        find_line: Returns where the step of a finding is written; None without a pipeline.
+    ``subject`` is what was examined, in fields of the document. ``find_line`` returns where the step of a finding is
+    written; None without a pipeline.
     """
     from tiphys_controller.doctor import failed_checks  # takes long to import
 
     if output is not Format.TABLE:
-        document = {"apiVersion": API_VERSION, "kind": "Findings", **subject, "ready": not failed_checks(findings)}
-        screen.document({**document, "findings": [_to_document(finding, find_line) for finding in findings]}, output)
+        documents = [_to_document(finding, find_line) for finding in findings]
+        screen.typed_document("Findings", output, **subject, ready=not failed_checks(findings), findings=documents)
         return
     rows = [
         (

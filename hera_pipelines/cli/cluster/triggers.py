@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import typer
-from tiphys_controller import API_VERSION
 from tiphys_controller.submit.triggers.catalog import Trigger, list_trigger_templates, read_trigger
 from tiphys_controller.submit.triggers.start import check_object_name, find_triggered_run, read_last_triggered_run
 
@@ -50,8 +49,7 @@ def triggers(
     """
     screen: Screen = command.obj
     runs = existing_store(screen, store)
-    api = cluster.connect()
-    command.call_on_close(api.close)
+    api = cluster.connect(command)
     rows = [_read_row(runs, template) for template in list_trigger_templates(api, api.namespace)]
     if test is not None:
         _show_test(screen, runs, rows, test)
@@ -59,7 +57,7 @@ def triggers(
         _show_triggers(screen, rows, api.namespace)
     else:
         items = [row.as_document() for row in rows]
-        screen.document({"apiVersion": API_VERSION, "kind": "TriggerList", "items": items}, output)
+        screen.typed_document("TriggerList", output, items=items)
 
 
 class _TriggerRow(NamedTuple):

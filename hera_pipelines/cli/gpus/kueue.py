@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tiphys_controller import API_VERSION
 from tiphys_plugin.quota.lease import LedgerState
 
 from hera_pipelines.cli.screen import Format, Screen
@@ -41,10 +40,6 @@ def find_kueue(api: "KubeApi", ledger: "Object | None") -> KueueView | None:
     """The Workloads of Tiphys; None where a `GPULedger` holds the queues, or nothing of Tiphys waits in Kueue.
 
     Those of all namespaces, or of the namespace of ``api`` if the caller may not list more.
-
-    Args:
-        api: The API server.
-        ledger: The `GPULedger`, if there is one.
     """
     if ledger is not None:
         return None
@@ -66,7 +61,7 @@ def show_kueue_queues(screen: Screen, kueue: KueueView, output: Format) -> None:
     if output is not Format.TABLE:
         fields = ("namespace", "name", "held", "waiting")
         queues = [dict(zip(fields, row, strict=True)) for row in rows]
-        screen.document({"apiVersion": API_VERSION, "kind": "QueueList", "ledger": "kueue", "queues": queues}, output)
+        screen.typed_document("QueueList", output, ledger="kueue", queues=queues)
         return
     texts = [(namespace, queue, str(held), str(waiting)) for namespace, queue, held, waiting in rows]
     screen.table(("NAMESPACE", "LOCAL QUEUE", "HELD", "WAITING"), texts)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth
 from tiphys_plugin.nodes.stragglers import Straggler, describe_straggler, evidence_by_node, find_slow_gangs
 from tiphys_plugin.quota.flavors import ClusterNodes, FlavorSet
@@ -100,8 +99,7 @@ def nodes(
     the one that Tiphys is installed in.
     """
     screen: Screen = command.obj
-    api = installation.connect()
-    command.call_on_close(api.close)
+    api = installation.connect(command)
     # Where Kueue grants the GPUs, there is no ledger, or that of the time before Kueue is left.
     kueue = find_kueue(api, None)
     ledger = find_ledger(api, name) if kueue else existing_ledger(api, name)
@@ -132,7 +130,7 @@ def nodes(
         )
     if output is not Format.TABLE:
         documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
-        screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
+        screen.typed_document("NodeList", output, nodes=documents)
         return
     screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed), hide=_HIDDEN_FIRST)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.lease import LeaseRequest, LedgerState
 from tiphys_plugin.quota.ledger import room
@@ -98,10 +97,9 @@ def apply(
         raise UsageError("-o is for --dry-run, which writes the manifest; leave it out, or add --dry-run")
     declared = load_queues(Path("/dev/stdin") if str(file) == "-" else file)
     if output is not None:
-        screen.document(_ledger_manifest(name, installation.namespace, declared), Format(output.value))
+        screen.document(_ledger_manifest(name, installation.namespace, declared), Format(output))
         return
-    api = installation.connect()
-    command.call_on_close(api.close)
+    api = installation.connect(command)
     ledger = find_ledger(api, name)
     before = parse_ledger(ledger) if ledger else LedgerState(queues=Queues(queues=()))
     after = replace(before, queues=declared)
@@ -132,15 +130,15 @@ def show(
 ) -> None:
     """Show each queue's quota and use, its leases and pending requests."""
     screen: Screen = command.obj
-    api = installation.connect()
-    command.call_on_close(api.close)
+    api = installation.connect(command)
     if (kueue := find_kueue(api, find_ledger(api, name))) is not None:
         show_kueue_queues(screen, kueue, output)
         return
     ledger_state = parse_ledger(existing_ledger(api, name))
     rules = ledger_state.queues
     if output is not Format.TABLE:
-        screen.document(_queues_document(api.namespace, name, ledger_state), output)
+        fields = _queues_document(ledger_state)
+        screen.typed_document("QueueList", output, namespace=api.namespace, ledger=name, **fields)
         return
     screen.table(
         ("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""),
@@ -339,7 +337,7 @@ def _request_row(request: LeaseRequest, gpu_type: str | None, since: datetime, v
     return gpus, *location, format_local_time(since)
 
 
-def _queues_document(namespace: str, name: str, ledger_state: LedgerState) -> dict[str, object]:
+def _queues_document(ledger_state: LedgerState) -> dict[str, object]:
     from tiphys_plugin.quota.ledger import status_codec
 
     rules = ledger_state.queues
@@ -357,12 +355,7 @@ def _queues_document(namespace: str, name: str, ledger_state: LedgerState) -> di
         }
         for usage in compute_queue_usage(ledger_state)
     ]
-    document: dict[str, object] = {
-        "apiVersion": API_VERSION,
-        "kind": "QueueList",
-        "namespace": namespace,
-        "ledger": name,
-    }
+    document = dict[str, object]()
     if isinstance(rules, MisconfiguredQueues):
         document["misconfigured"] = rules.message
     if isinstance(rules, Queues):

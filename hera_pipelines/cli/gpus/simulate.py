@@ -6,16 +6,14 @@ Shows one replay as a table, or compares the replays of two queue files.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from enum import Enum, StrEnum
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
-from tiphys_controller import API_VERSION
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, Trace, TraceJob
@@ -42,19 +40,11 @@ _NONE = "-"
 _OPTIONAL_MEASURES = ("REJECTED", "NOT STARTED", "PREEMPTED", "LOST")
 _ALL = "all"
 MeasureValue = float | None
+MeasureUnit = Literal["count", "time", "factor", "share"]
+"""Unit of a measure; it decides the format of a value and of a change."""
 
 
-class MeasureUnit(Enum):
-    """Unit of a measure; it decides the format of a value and of a change."""
-
-    COUNT = "count"
-    TIME = "time"
-    FACTOR = "factor"
-    SHARE = "share"
-
-
-@dataclass(frozen=True)
-class SimulationMeasure:
+class SimulationMeasure(NamedTuple):
     """One measure of a replay: its column title, its unit, and its value for a queue."""
 
     name: str
@@ -67,22 +57,22 @@ def _wait_statistic(name: str) -> Callable[[QueueOutcome], MeasureValue]:
 
 
 MEASURES = (
-    SimulationMeasure("JOBS", MeasureUnit.COUNT, lambda outcome: outcome.jobs),
-    SimulationMeasure("REJECTED", MeasureUnit.COUNT, lambda outcome: sum(outcome.rejected.values())),
-    SimulationMeasure("NOT STARTED", MeasureUnit.COUNT, lambda outcome: outcome.waiting),
-    SimulationMeasure("MEAN WAIT", MeasureUnit.TIME, _wait_statistic("mean")),
-    SimulationMeasure("P50", MeasureUnit.TIME, _wait_statistic("p50")),
-    SimulationMeasure("P90", MeasureUnit.TIME, _wait_statistic("p90")),
-    SimulationMeasure("P99", MeasureUnit.TIME, _wait_statistic("p99")),
-    SimulationMeasure("MAX", MeasureUnit.TIME, _wait_statistic("most")),
-    SimulationMeasure("JCT", MeasureUnit.TIME, lambda outcome: outcome.completion_seconds),
-    SimulationMeasure("SLOWDOWN", MeasureUnit.FACTOR, lambda outcome: outcome.slowdown),
-    SimulationMeasure("GPU-HOURS", MeasureUnit.COUNT, lambda outcome: outcome.gpu_hours),
-    SimulationMeasure("BORROWED", MeasureUnit.COUNT, lambda outcome: outcome.borrowed_gpu_hours),
-    SimulationMeasure("OF QUOTA", MeasureUnit.SHARE, lambda outcome: outcome.quota_utilisation),
-    SimulationMeasure("PREEMPTED", MeasureUnit.COUNT, lambda outcome: outcome.preemptions),
-    SimulationMeasure("LOST", MeasureUnit.COUNT, lambda outcome: outcome.lost_gpu_hours),
-    SimulationMeasure("MAX WAITING", MeasureUnit.COUNT, lambda outcome: outcome.longest_line),
+    SimulationMeasure("JOBS", "count", lambda outcome: outcome.jobs),
+    SimulationMeasure("REJECTED", "count", lambda outcome: sum(outcome.rejected.values())),
+    SimulationMeasure("NOT STARTED", "count", lambda outcome: outcome.waiting),
+    SimulationMeasure("MEAN WAIT", "time", _wait_statistic("mean")),
+    SimulationMeasure("P50", "time", _wait_statistic("p50")),
+    SimulationMeasure("P90", "time", _wait_statistic("p90")),
+    SimulationMeasure("P99", "time", _wait_statistic("p99")),
+    SimulationMeasure("MAX", "time", _wait_statistic("most")),
+    SimulationMeasure("JCT", "time", lambda outcome: outcome.completion_seconds),
+    SimulationMeasure("SLOWDOWN", "factor", lambda outcome: outcome.slowdown),
+    SimulationMeasure("GPU-HOURS", "count", lambda outcome: outcome.gpu_hours),
+    SimulationMeasure("BORROWED", "count", lambda outcome: outcome.borrowed_gpu_hours),
+    SimulationMeasure("OF QUOTA", "share", lambda outcome: outcome.quota_utilisation),
+    SimulationMeasure("PREEMPTED", "count", lambda outcome: outcome.preemptions),
+    SimulationMeasure("LOST", "count", lambda outcome: outcome.lost_gpu_hours),
+    SimulationMeasure("MAX WAITING", "count", lambda outcome: outcome.longest_line),
 )
 
 
@@ -118,30 +108,30 @@ def comparison_rows(before: SimulationOutcome, after: SimulationOutcome) -> Iter
 
 def summary_facts(outcome: SimulationOutcome) -> Iterator[tuple[str, MeasureUnit, MeasureValue]]:
     """Measures of the whole replay: name, unit, value."""
-    yield "from first submission to last end", MeasureUnit.TIME, outcome.span_seconds
+    yield "from first submission to last end", "time", outcome.span_seconds
     if outcome.inventory_utilisation is not None:
-        yield "inventory in use", MeasureUnit.SHARE, outcome.inventory_utilisation
+        yield "inventory in use", "share", outcome.inventory_utilisation
     for cohort, index in outcome.fairness.items():
-        yield f"fairness in cohort {cohort} (Jain)", MeasureUnit.FACTOR, index
+        yield f"fairness in cohort {cohort} (Jain)", "factor", index
 
 
 def format_measure(unit: MeasureUnit, value: MeasureValue) -> str:
     """Format a value in its unit; ``-`` for no value."""
     if value is None:
         return _NONE
-    if unit is MeasureUnit.TIME:
+    if unit == "time":
         return format_duration(value)
-    if unit is MeasureUnit.SHARE:
+    if unit == "share":
         return f"{value:.1%}"
-    return f"{value:,.0f}" if unit is MeasureUnit.COUNT else f"{value:,.2f}"
+    return f"{value:,.0f}" if unit == "count" else f"{value:,.2f}"
 
 
 def _format_change(unit: MeasureUnit, before: MeasureValue, after: MeasureValue) -> str:
     if before is None or after is None or format_measure(unit, before) == format_measure(unit, after):
         return ""
-    if unit is MeasureUnit.COUNT:
+    if unit == "count":
         return f"{after - before:+,.0f}"
-    if unit is MeasureUnit.SHARE:
+    if unit == "share":
         return f"{100 * (after - before):+.1f} points"
     return f"{after / before - 1:+.0%}" if before else ""
 
@@ -161,14 +151,6 @@ A trace, with the last eight columns optional:
 """
 
 
-class PolicyName(StrEnum):
-    """Scheduling policy of a replay: Tiphys' own, or one to compare it with."""
-
-    TIPHYS = "tiphys"
-    FIFO = "fifo"
-    SKIP = "skip"
-
-
 def simulate(
     context: typer.Context,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job per line.")],
@@ -177,11 +159,11 @@ def simulate(
         Path | None, typer.Option("--against", metavar="FILE", help="Second queue file to compare with the first.")
     ] = None,
     policy: Annotated[
-        PolicyName,
+        Literal["tiphys", "fifo", "skip"],
         typer.Option(
             "--policy", help="fifo: strictly in order of arrival; skip: any job that fits, without reservations."
         ),
-    ] = PolicyName.TIPHYS,
+    ] = "tiphys",
     queue: Annotated[
         str | None,
         typer.Option("--queue", metavar="NAME", help="Queue of jobs that name none. Default: drawn by quotas."),
@@ -223,7 +205,7 @@ def simulate(
 
     def replay(path: Path, rules: Queues) -> ReplayResult:
         with _progress(screen, len(jobs), f"replaying {path}") as advance:
-            own_costs = costs if policy is PolicyName.TIPHYS else None
+            own_costs = costs if policy == "tiphys" else None
             return replay_jobs(rules, spread_over_nodes(jobs, rules), POLICIES[policy], advance, own_costs)
 
     replays = {path: replay(path, rules) for path, rules in files.items()}
@@ -231,19 +213,15 @@ def simulate(
     if output is Format.TABLE:
         _show_outcomes(screen, outcomes)
     else:
-        about = {
-            "policy": policy.value,
-            "seed": seed,
-            "costs": asdict(costs),
-            "trace": _trace_document(trace, job_trace),
-        }
-        screen.document(_simulation_document(about, outcomes), output)
+        about = {"policy": policy, "seed": seed, "costs": asdict(costs), "trace": _trace_document(trace, job_trace)}
+        documents = [{"queue_file": str(path), **_to_json_types(asdict(found))} for path, found in outcomes.items()]
+        screen.typed_document("Simulation", output, **about, replays=documents)
     if left_out := len(prepared) - len(jobs):
         screen.note(f"left out: {_format_count(left_out, 'job')} that only one of the files admits")
     for note in _notes(job_trace, jobs, outcomes, drawn=queue is None, seed=seed):
         screen.note(note)
     if plot:
-        screen.save(plot, _draw(f"{trace.name}, policy {policy.value}", jobs, replays), "picture")
+        screen.save(plot, _draw(f"{trace.name}, policy {policy}", jobs, replays), "picture")
 
 
 def _parse_checkpoint_interval(checkpoint_every: str) -> float:
@@ -320,11 +298,6 @@ def _draw(title: str, jobs: Sequence[TraceJob], replays: dict[Path, ReplayResult
     end = max((run.ended_seconds for replay in replays.values() for run in replay.runs), default=begin)
     by_name = {str(path): replay for path, replay in replays.items()}
     return render_simulation_svg(title, by_name, begin, max(1.0, end - begin))
-
-
-def _simulation_document(about: dict[str, Any], outcomes: dict[Path, SimulationOutcome]) -> dict[str, Any]:
-    replays = [{"queue_file": str(path), **_to_json_types(asdict(outcome))} for path, outcome in outcomes.items()]
-    return {"apiVersion": API_VERSION, "kind": "Simulation", **about, "replays": replays}
 
 
 def _trace_document(path: Path, trace: Trace) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tiphys_controller import API_VERSION
 from tiphys_controller.goodput import GpuTime, measure_gpu_time
 from tiphys_plugin.quota.queues import Queues, load_queues
 
@@ -47,8 +46,8 @@ def show_gpu_costs(
         )
     if output is not Format.TABLE:
         rows = [{**time.model_dump(), "cost": cost} for time, cost in zip(times, costs, strict=True)]
-        document = {"since": begin.isoformat(), "until": now.isoformat(), "costs": rows}
-        screen.document({"apiVersion": API_VERSION, "kind": "CostReport", **document}, output)
+        since, until = begin.isoformat(), now.isoformat()
+        screen.typed_document("CostReport", output, since=since, until=until, costs=rows)
         return
     screen.table(["MONTH", "NAMESPACE", "GPUS OF", "GPU HOURS", "COST"], _rows(times, costs))
 

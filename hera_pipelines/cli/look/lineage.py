@@ -1,11 +1,9 @@
 """``tiphys lineage``: shows the checkpoints of a run as a tree or a picture."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
@@ -26,22 +24,14 @@ Examples:
 """
 
 
-class LineageFormat(StrEnum):
-    """Values of ``-o`` for a lineage: ``table`` is a text tree, ``svg`` a picture."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-    SVG = "svg"
-
-
 def lineage(
     context: typer.Context,
     where: RunStepArgument,
     store: StoreOption = None,
     output: Annotated[
-        LineageFormat, typer.Option("-o", "--format", help="Output format; svg is a self-contained picture.")
-    ] = LineageFormat.TABLE,
+        Literal["table", "json", "yaml", "svg"],
+        typer.Option("-o", "--format", help="Output format; svg is a self-contained picture."),
+    ] = "table",
     output_file: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write the picture to this file instead of stdout.")
     ] = None,
@@ -52,19 +42,18 @@ def lineage(
     attempt started from, and which checkpoints are damaged.
     """
     screen: Screen = context.obj
-    if output_file and output is not LineageFormat.SVG:
+    if output_file and output != "svg":
         raise UsageError("--output is for pictures; add -o svg, or redirect stdout")
     history, step = parse_run_step(existing_store(screen, store), where)
     tree = _select_step(read_lineage_tree(history), step, history.names)
     for damaged in tree.damaged:
         screen.note(f"damaged: {damaged}")
-    if output is LineageFormat.SVG:
+    if output == "svg":
         screen.save(output_file, draw_lineage(tree), "picture")
-    elif output is LineageFormat.TABLE:
+    elif output == "table":
         _show_tree(screen, tree)
     else:
-        document = {"apiVersion": API_VERSION, "kind": "Lineage", **tree.model_dump(mode="json")}
-        screen.document(document, Format(output.value))
+        screen.typed_document("Lineage", Format(output), **tree.model_dump(mode="json"))
 
 
 def draw_lineage(tree: LineageTree) -> str:

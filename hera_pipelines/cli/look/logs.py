@@ -1,13 +1,14 @@
 """``tiphys logs``: prints the output of the programs of a run."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
-    ClusterOptions,
     LogOptions,
     RunStepArgument,
     StoreOption,
@@ -16,8 +17,7 @@ from hera_pipelines.cli.shared_options import (
     parse_run_step,
     with_option_groups,
 )
-from hera_pipelines.cli.target import find_workflows, is_on_cluster
-from hera_pipelines.local.live_workflows import LocalWorkflows
+from hera_pipelines.cli.target import CLUSTER_OPTIONS, is_on_cluster, refuse_options
 from tiphys.errors import NotFoundError, TiphysError, UsageError
 from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.workflow_nodes import without_try
@@ -27,7 +27,7 @@ from tiphys.store import Attempt, Store, Submission
 if TYPE_CHECKING:
     from tiphys_controller.doctor import Obstacle
 
-    from hera_pipelines.cli.look.pod_logs import PodLog, PodLogs
+    from hera_pipelines.cli.look.pod_logs import PodLog
     from tiphys.kube import KubeApi
 
 EXAMPLES = """\b
@@ -87,7 +87,9 @@ def logs(
         shown = _ShownAttempt(
             history.run, history.names.name(attempt.claim.step), attempt.claim.attempt, output, follow
         )
-        printed |= _print_attempt(command, run_store, attempt, submission, shown, tail, cluster)
+        printed |= _print_attempt(
+            command, run_store, attempt, submission, shown, tail, partial(cluster.connect, command)
+        )
     if not printed:
         raise NotFoundError(f"no output of {where} is left")
 
@@ -145,16 +147,17 @@ def _print_attempt(
     submission: Submission,
     shown: _ShownAttempt,
     tail: int | None,
-    cluster_options: ClusterOptions,
+    connect: "Callable[[], KubeApi]",
 ) -> bool:
     """Print the output of an attempt; False if none is left."""
-    from hera_pipelines.cli.look.pod_logs import StoredLogs
+    from hera_pipelines.cli.look.pod_logs import StoredLogs, choose_pod_logs
 
     screen: Screen = command.obj
     printed = False
     try:
-        pod_logs = _open_pod_logs(command, store, attempt, submission, cluster_options)
-        for log in pod_logs.find(attempt.claim, tail, shown.follow):
+        if not is_on_cluster(submission):
+            refuse_options(command, CLUSTER_OPTIONS, f"this is for a cluster, and run {shown.run} runs on this machine")
+        for log in choose_pod_logs(store, submission, connect).find(attempt.claim, tail, shown.follow):
             printed = True
             shown.print_log(screen, log)
     except TiphysError as error:
@@ -164,7 +167,7 @@ def _print_attempt(
             printed = True
             shown.print_log(screen, log)
     if not printed:
-        if attempt.end is None and (obstacles := _find_obstacles(command, attempt, submission, cluster_options)):
+        if attempt.end is None and (obstacles := _find_obstacles(attempt, submission, connect)):
             for obstacle in obstacles:
                 screen.note(f"── {shown} has not started: {obstacle.sentence}; {obstacle.remedy}")
             return True
@@ -173,43 +176,15 @@ def _print_attempt(
     return printed
 
 
-def _find_obstacles(
-    command: typer.Context, attempt: Attempt, submission: Submission, cluster_options: ClusterOptions
-) -> "list[Obstacle]":
+def _find_obstacles(attempt: Attempt, submission: Submission, connect: "Callable[[], KubeApi]") -> "list[Obstacle]":
     """What keeps the pods of an attempt from starting; empty if that cannot be known."""
     from tiphys_controller.doctor import observe_obstacles
 
     if not is_on_cluster(submission):
         return []
     with suppress(TiphysError):
-        api = cluster_options.connect()
-        command.call_on_close(api.close)
         bound = submission.binding
-        found = observe_obstacles(api, bound.namespace, utc_now(), {bound.workflow_name}) if bound else []
+        found = observe_obstacles(connect(), bound.namespace, utc_now(), {bound.workflow_name}) if bound else []
         prefix = attempt.claim.instance.partition(".")[2]
         return [row for row in found if without_try(row.step) in ("", prefix) or row.step.startswith(f"{prefix}.")]
     return []
-
-
-def _open_pod_logs(
-    command: typer.Context,
-    store: Store,
-    attempt: Attempt,
-    submission: Submission,
-    cluster_options: ClusterOptions,
-) -> "PodLogs":
-    from hera_pipelines.cli.look.pod_logs import choose_pod_logs
-
-    screen: Screen = command.obj
-
-    def connect() -> "KubeApi":
-        api = cluster_options.connect()
-        command.call_on_close(api.close)
-        return api
-
-    def find_engine() -> LocalWorkflows:
-        workflows = find_workflows(command, submission, attempt.claim.run, cluster_options, screen.note)
-        assert isinstance(workflows, LocalWorkflows)
-        return workflows
-
-    return choose_pod_logs(store, submission, connect, find_engine)

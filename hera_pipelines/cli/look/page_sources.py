@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import IO, TYPE_CHECKING
 
 from tiphys_controller import PlanReport, Submitter, fork_run
 
 from hera_pipelines.cli.look.ui import TOKEN_VARIABLE
 from hera_pipelines.cli.repair.code_changes import RunEdits
-from hera_pipelines.cli.shared_options import DEFAULT_STATE, ClusterOptions, command_arguments
+from hera_pipelines.cli.shared_options import DEFAULT_STATE, ClusterOptions
 from hera_pipelines.cli.target import (
     cluster_of_submission,
     find_local_workflows,
@@ -40,25 +41,17 @@ if TYPE_CHECKING:
 class AttemptLogReader:
     """Finds the logs of attempts, as `hera_pipelines.ui.log_page.AttemptLogs`.
 
-    Args:
-        store: The store.
-        connect: Connects to the cluster, on the first use; None if the pages do not ask it.
+    ``connect`` leads to the cluster, and is called on the first use; None if the pages do not ask it.
     """
 
     def __init__(self, store: Store, connect: "Callable[[], KubeApi] | None") -> None:
         self._store = store
-        self._connect = connect
-        self._api: KubeApi | None = None
+        self._connect = None if connect is None else cache(connect)
 
     def __call__(self, attempt: Attempt, submission: Submission, max_lines: int, max_bytes: int) -> "Iterator[PodLog]":
         from hera_pipelines.cli.look.pod_logs import choose_pod_logs
 
-        logs = choose_pod_logs(
-            self._store,
-            submission,
-            lambda: self._connect_for(submission),
-            lambda: find_local_workflows(submission, attempt.claim.run),
-        )
+        logs = choose_pod_logs(self._store, submission, lambda: self._connect_for(submission))
         return logs.find(attempt.claim, max_lines, follow=False, max_bytes=max_bytes)
 
     def _connect_for(self, submission: Submission) -> "KubeApi":
@@ -67,18 +60,13 @@ class AttemptLogReader:
                 f"its pods and the archive of Argo are known to {cluster_of_submission(submission)}, which these pages "
                 "do not ask; start them with --cluster"
             )
-        if self._api is None:
-            self._api = self._connect()
-        return self._api
+        return self._connect()
 
 
 class CommandActions:
     """Carries out actions by the commands of the same names; a `hera_pipelines.ui.run_actions.RunActionBackend`.
 
-    Args:
-        store: The store.
-        submitter: Where the pages look up Workflows.
-        cluster_options: Options of the cluster; None if the pages ask no cluster.
+    ``cluster_options`` are None if the pages ask no cluster.
     """
 
     def __init__(self, store: Store, submitter: Submitter, cluster_options: ClusterOptions | None) -> None:
@@ -117,12 +105,7 @@ class CommandActions:
         last = RunHistory(self._store, request.run).last_submission
         options = self._cluster_options
         if options is not None and is_on_cluster(last):
-            given = {
-                "--context": options.context,
-                "--kubeconfig": options.kubeconfig,
-                "--argo-server": options.argo_server,
-            }
-            yield from command_arguments(given.items())
+            yield from options.command_arguments
         elif last is not None and request.action is not RunAction.STOP:
             yield f"--state={find_local_workflows(last, request.run).state}"
         if request.action is not RunAction.STOP:

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tiphys_plugin.attempts.pods import list_attempt_pods, parse_try_number, read_submission_bound
 from tiphys_plugin.cluster.interface import Cluster, DirectoryCluster, PodStatus
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 from tiphys_plugin.cluster.pod_status import pod_status
 
-from hera_pipelines.cli.target import is_on_cluster
+from hera_pipelines.cli.target import find_local_workflows, is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.local.pods.pod_files import pod_log_path
 from tiphys.errors import NotFoundError, UsageError
@@ -45,39 +45,17 @@ class PodLog(NamedTuple):
     lines: Iterator[str]
 
 
-class PodLogs(Protocol):
-    """Where the output of attempts is."""
-
-    def find(
-        self, claim: AttemptClaim, tail: int | None, follow: bool, max_bytes: int | None = None
-    ) -> Iterator[PodLog]:
-        """The logs of the pods of an attempt, in the order of their start.
-
-        Args:
-            claim: The attempt.
-            tail: Number of the last lines; None for all.
-            follow: Whether to go on until the pods end.
-            max_bytes: Most bytes to read of a file, from its end, or of the last lines of a pod; None for all.
-        """
-
-
 def choose_pod_logs(
-    store: Store,
-    submission: Submission,
-    connect: Callable[[], KubeApi],
-    find_workflows: Callable[[], LocalWorkflows],
-) -> PodLogs:
+    store: Store, submission: Submission, connect: Callable[[], KubeApi]
+) -> "LocalPodLogs | ClusterPodLogs":
     """Where the output of the attempts of a submission is: on its cluster, or in the files of its engine.
 
-    Args:
-        store: The store of the run.
-        submission: The submission.
-        connect: Connects to its cluster.
-        find_workflows: Finds the state folder of its engine.
+    Raises:
+        UsageError: its engine ran on another machine, or is not recorded.
     """
     if is_on_cluster(submission):
         return ClusterPodLogs(store, connect())
-    return LocalPodLogs(store, find_workflows())
+    return LocalPodLogs(store, find_local_workflows(submission, submission.claim.run))
 
 
 class LocalPodLogs:
@@ -91,6 +69,14 @@ class LocalPodLogs:
     def find(
         self, claim: AttemptClaim, tail: int | None, follow: bool, max_bytes: int | None = None
     ) -> Iterator[PodLog]:
+        """The logs of the pods of an attempt, in the order of their start.
+
+        Args:
+            claim: The attempt.
+            tail: Number of the last lines; None for all.
+            follow: Whether to go on until the pods end.
+            max_bytes: Most bytes to read of a file, from its end, or of the last lines of a pod; None for all.
+        """
         for pod in self._pods(claim):
             path = pod_log_path(self._state, pod.name)
             if path.exists():
@@ -131,6 +117,7 @@ class ClusterPodLogs:
     def find(
         self, claim: AttemptClaim, tail: int | None, follow: bool, max_bytes: int | None = None
     ) -> Iterator[PodLog]:
+        """As `LocalPodLogs.find`."""
         found = False
         for pod in self._pods(claim):
             if (lines := self._read_pod(pod, tail, follow, max_bytes)) is not None:

@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 from tiphys_controller.goodput import RECOVERY_PARTS, TimeUsage, group_by_queue, measure_time_usage
 from tiphys_controller.run_phase import find_last_sign_of_life
 
@@ -34,22 +32,6 @@ Examples:
 """
 
 
-class ReportFormat(StrEnum):
-    """Values of ``-o`` for a report; ``html`` is a page with plots."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    HTML = "html"
-
-
-class Grouping(StrEnum):
-    """Values of ``--by``."""
-
-    NAMESPACE = "namespace"
-
-
 def report(
     context: typer.Context,
     runs: Annotated[
@@ -58,19 +40,20 @@ def report(
     ] = None,
     store: StoreOption = None,
     output: Annotated[
-        ReportFormat,
+        Literal["table", "wide", "json", "yaml", "html"],
         typer.Option(
             "-o",
             "--format",
             callback=choose_format,
             help="Output format; html is a self-contained page with plots of one run.",
         ),
-    ] = ReportFormat.TABLE,
+    ] = "table",
     output_file: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write the page to this file instead of stdout.")
     ] = None,
     by: Annotated[
-        Grouping | None, typer.Option("--by", help="GPU hours and their cost by namespace and month, in its place.")
+        Literal["namespace"] | None,
+        typer.Option("--by", help="GPU hours and their cost by namespace and month, in its place."),
     ] = None,
     since: Annotated[
         str, typer.Option("--since", metavar="TIME", help="With --by: begin at this month, day or time before now.")
@@ -92,27 +75,32 @@ def report(
     """
     screen: Screen = context.obj
     if by is not None:
-        if runs or output is ReportFormat.HTML:
+        if runs or output == "html":
             raise UsageError("--by counts all runs, and has no page; drop the names of runs and -o html")
-        show_gpu_costs(screen, store, namespaces or (), since, queues, Format(output.value))
+        show_gpu_costs(screen, store, namespaces or (), since, queues, Format(output))
         return
     if since or namespaces or queues:
         raise UsageError("--since, --namespace and --queues are for --by namespace; add it, or drop them")
-    if output is ReportFormat.HTML and (not runs or len(runs) != 1):
+    if output == "html" and (not runs or len(runs) != 1):
         raise UsageError("a page shows one run; name it, such as `tiphys report digits-7xk2p -o html`")
-    if output_file and output is not ReportFormat.HTML:
+    if output_file and output != "html":
         raise UsageError("--output is for the page; add -o html, or redirect stdout")
     run_store = existing_store(screen, store)
     now = utc_now()
     usages = [_measure(screen, run_store, run, now) for run in runs or list_runs(run_store)]
     for damaged in (message for usage in usages for message in usage.damaged):
         screen.note(f"damaged, so the report is incomplete: {damaged}")
-    if output is ReportFormat.TABLE:
+    if output == "table":
         _show_tables(screen, usages)
-    elif output is ReportFormat.HTML:
-        _write_page(screen, usages[0], output_file)
+    elif output == "html":
+        [usage] = usages
+        page = report_page(f"What failures have cost {usage.name}", list(summarize_usage(usage)), usage)
+        screen.save(output_file, page, "page")
     else:
-        screen.document(_report_document(usages), Format(output.value))
+        by_queue = [
+            {**_cost_document(usage), "steps": [step.step for step in usage.steps]} for usage in group_by_queue(usages)
+        ]
+        screen.typed_document("Report", Format(output), runs=[*map(_cost_document, usages)], queues=by_queue)
 
 
 def _measure(screen: Screen, store: Store, run: str, now: datetime) -> TimeUsage:
@@ -216,22 +204,6 @@ def _summary_cells(usage: TimeUsage) -> list[str]:
         usage.lost_gpu_seconds,
     )
     return [str(len(usage.steps)), str(usage.failures), *map(format_time, times), format_share(usage.goodput)]
-
-
-def _write_page(screen: Screen, usage: TimeUsage, path: Path | None) -> None:
-    page = report_page(f"What failures have cost {usage.name}", list(summarize_usage(usage)), usage)
-    screen.save(path, page, "page")
-
-
-def _report_document(usages: Sequence[TimeUsage]) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "Report",
-        "runs": [_cost_document(usage) for usage in usages],
-        "queues": [
-            {**_cost_document(usage), "steps": [step.step for step in usage.steps]} for usage in group_by_queue(usages)
-        ],
-    }
 
 
 def _cost_document(usage: TimeUsage) -> dict[str, Any]:

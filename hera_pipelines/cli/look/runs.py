@@ -4,12 +4,12 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION, RunDetail, RunPhase, Submitter, describe_run
+from tiphys_controller import RunDetail, RunPhase, Submitter, describe_run
 from tiphys_controller.plan.drift import format_change
 from tiphys_controller.run_comparison import compare_runs
 from tiphys_controller.run_deletion import RunDeletion, delete_runs, plan_deletions
@@ -107,9 +107,8 @@ def runs(
     summaries = sort_runs(sort_runs(search.summaries, RunOrder.ACTIVITY)[:limit], sort)
     obstacles = _find_obstacles(screen, submitter, summaries)
     if output is not Format.TABLE:
-        document = {"apiVersion": API_VERSION, "kind": "RunList", "store": run_store.url}
         rows = [run.model_dump(mode="json") | _obstacle_fields(obstacles[run.workflow]) for run in summaries]
-        screen.document({**document, "runs": rows}, output)
+        screen.typed_document("RunList", output, store=run_store.url, runs=rows)
         return
     if search.is_complete and not search.looked_at:
         screen.note("the store has no runs yet; start one with `tiphys run FILE`")
@@ -128,7 +127,7 @@ def runs(
                 f"{summary.steps_done}/{summary.steps_total}",
                 str(summary.submissions),
                 str(summary.attempts),
-                _optional_time(summary.last_activity),
+                format_local_time(summary.last_activity) if summary.last_activity else "",
                 next((obstacle.reason for obstacle in obstacles[summary.workflow]), summary.reason),
             )
             for summary in summaries
@@ -215,8 +214,8 @@ def remove(
     if output is Format.TABLE:
         _show_deletions(screen, deletions, yes)
     else:
-        document = {"apiVersion": API_VERSION, "kind": "RunDeletion", "store": run_store.url, "dry_run": not yes}
-        screen.document({**document, "runs": [deletion._asdict() for deletion in deletions]}, output)
+        rows = [deletion._asdict() for deletion in deletions]
+        screen.typed_document("RunDeletion", output, store=run_store.url, dry_run=not yes, runs=rows)
     kept = [deletion for deletion in deletions if deletion.kept_because]
     if yes and kept:
         raise ConflictError(f"run {kept[0].run} was kept: {kept[0].kept_because[0]}")
@@ -366,10 +365,6 @@ def _output_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
 
 def _phase_text(phase: RunPhase) -> Text:
     return Text(phase.value, style=_PHASE_STYLES.get(phase, ""))
-
-
-def _optional_time(moment: datetime | None) -> str:
-    return format_local_time(moment) if moment else ""
 
 
 EVENTS_EXAMPLES = """\b

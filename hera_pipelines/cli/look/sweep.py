@@ -2,12 +2,10 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
@@ -38,13 +36,6 @@ _TRIAL_STYLES = {
 }
 
 
-class MetricMode(StrEnum):
-    """Which values of a metric are better."""
-
-    MIN = "min"
-    MAX = "max"
-
-
 def sweep(
     context: typer.Context,
     where: Annotated[
@@ -60,7 +51,7 @@ def sweep(
         typer.Option(help="Metric to compare by. Default: the metric of the checkpoints' keep_best."),
     ] = None,
     mode: Annotated[
-        MetricMode | None, typer.Option(help="Which values are better. Default: keep_best's mode, then min.")
+        Literal["min", "max"] | None, typer.Option(help="Which values are better. Default: keep_best's mode, then min.")
     ] = None,
     store: StoreOption = None,
     output: FormatOption = Format.TABLE,
@@ -77,10 +68,9 @@ def sweep(
     run, _, step = where.partition("/")
     run_store = existing_store(screen, store)
     history = RunHistory.for_display(run_store, run)
-    report = read_sweep(history, step, metric, mode.value if mode else None, utc_now())
+    report = read_sweep(history, step, metric, mode, utc_now())
     if output is not Format.TABLE:
-        document = {"apiVersion": API_VERSION, "kind": "Sweep", **report.model_dump(mode="json")}
-        screen.document(document, output)
+        screen.typed_document("Sweep", output, **report.model_dump(mode="json"))
         return
     _show_trials(screen, report)
     _show_sweep_notes(screen, report, store_arguments(run_store, store))

@@ -31,11 +31,7 @@ def find_unrecorded(store: Store, run: str) -> NotFoundError | None:
 def adopt_workflow(store: Store, name: str, options: ClusterOptions, *, dry_run: bool) -> str:
     """Record the run of a Workflow that has ended, as its first call would have; returns the name of the run.
 
-    Args:
-        store: The store that the Workflow names.
-        name: Name of the Workflow.
-        options: The cluster, and the namespace of the Workflow.
-        dry_run: Check, and write nothing.
+    With ``dry_run`` it checks all, and writes nothing.
 
     Raises:
         NotFoundError: the cluster has no such Workflow.

@@ -134,14 +134,8 @@ def show_watched_workflow(
 ) -> tuple[ProgressTable, Manifest]:
     """Show the progress of a submission while its Workflow is watched.
 
-    Args:
-        screen: Where to show it.
-        submission: The submission.
-        manifest: Its compiled Workflow.
-        workflows: The states of the Workflow, one for each change.
-
-    Returns:
-        The progress table, and the last state of the Workflow; empty without one.
+    ``manifest`` is its compiled Workflow, and ``workflows`` the states of the Workflow, one for each change. Returns
+    the progress table, and the last state of the Workflow; empty without one.
 
     Raises:
         RunInterruptedError: a person pressed Ctrl-C to end the display.

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tiphys_plugin import DirectoryCluster
 
 from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
 from hera_pipelines.cli.progress.table import ProgressTable, TrainingLookup, TrainingSnapshot, show_live_progress
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import DEFAULT_STATE
 from hera_pipelines.cli.start.detach import Detachment
-from hera_pipelines.local.nodes import NodeChange, ignore_change
-from tiphys.errors import NotFoundError, StoreError, UsageError
+from tiphys.errors import NotFoundError, StoreError
 from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import StepNames
 from tiphys.lineage.training_progress import read_training_progress
@@ -110,52 +108,6 @@ class LocalSubmission(FollowedSubmission):
         return f"logs are in {self.state / 'logs'}, and {self.command('get')} shows the details"
 
 
-class ProgressObserver:
-    """Observer of the engine that forwards node changes to the progress table while `show_progress` is active."""
-
-    def __init__(self) -> None:
-        self._observe: Callable[[NodeChange], None] = ignore_change
-
-    def __call__(self, change: NodeChange) -> None:
-        self._observe(change)
-
-    @contextlib.contextmanager
-    def show_progress(self, screen: Screen, progress: ProgressTable, training_of: TrainingLookup) -> Iterator[None]:
-        """Show the engine's reports in ``progress`` while the body runs."""
-        with show_live_progress(screen, progress, training_of) as observe:
-            self._observe = observe
-            yield
-        self._observe = ignore_change
-
-
-@contextlib.contextmanager
-def open_local_session(store: Store, options: EngineOptions) -> Iterator[tuple["LocalSession", ProgressObserver]]:
-    """Open a local session and the observer of its node changes.
-
-    Raises:
-        UsageError: the state folder cannot be created.
-    """
-    from hera_pipelines.local.run_session import LocalSession  # imports the engine and the web server
-
-    try:
-        options.state.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot keep the engine's state in {options.state}: {error.strerror}; name another folder with --state"
-        ) from error
-    observer = ProgressObserver()
-    with LocalSession(
-        store,
-        options.state,
-        options.queues,
-        options.plugin_port,
-        options.speed,
-        observer,
-        code=options.code,
-    ) as session:
-        yield session, observer
-
-
 def record_code_folder(manifest: Manifest, folder: Path) -> None:
     """Record the folder of the run's modules, so that a resume from another working directory finds them."""
     manifest["metadata"].setdefault("annotations", {})[_CODE_ANNOTATION] = str(folder.absolute())
@@ -174,7 +126,6 @@ def read_code_folder(store: Store, run: str) -> Path | None:
 def run_to_end(
     screen: Screen,
     session: "LocalSession",
-    observer: ProgressObserver,
     submission: LocalSubmission,
     detachment: Detachment | None = None,
 ) -> None:
@@ -189,7 +140,7 @@ def run_to_end(
         StoreError: the state folder cannot be written, or the store when a person stopped the run.
     """
     run, workflow, state = submission.run, submission.workflow_name, submission.state
-    manifest = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
+    manifest = session.read("default", workflow) or {}
     pipeline = CompiledPipeline.from_manifest(manifest)
     progress = ProgressTable(task["name"] for task in pipeline.tasks())
     with contextlib.ExitStack() as shown:
@@ -203,13 +154,13 @@ def run_to_end(
                 )
                 detachment.continue_in_background(log)
             training_of = build_training_lookup(submission.store, run, pipeline)
-            shown.enter_context(observer.show_progress(screen, progress, training_of))
+            session.observer = shown.enter_context(show_live_progress(screen, progress, training_of))
 
         try:
             session.run(workflow, show)
         except StoreError as error:
             raise StoreError(f"{error}; continue with {submission.command('resume')}") from error
-    report_end(screen, submission, progress, DirectoryCluster(state / "cluster").workflow("default", workflow) or {})
+    report_end(screen, submission, progress, session.read("default", workflow) or {})
 
 
 def report_end(screen: Screen, submission: FollowedSubmission, progress: ProgressTable, workflow: Manifest) -> None:

@@ -96,12 +96,8 @@ class RunEdits:
     def build_change(self, store: Store, run: str, *, runs_locally: bool = True) -> WorkflowChange:
         """Build the changed Workflow of ``run``.
 
-        A changed file keeps the run's parameter values for the parameters that it still declares.
-
-        Args:
-            store: Store of the run.
-            run: Name of the run.
-            runs_locally: Whether the programs run on this machine, with the packages installed here.
+        A changed file keeps the run's parameter values for the parameters that it still declares. ``runs_locally``:
+        whether the programs run on this machine, with the packages installed here.
 
         Raises:
             UsageError: the file does not define the named pipeline, or a parameter, class or action is unknown.

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from tiphys_controller import (
-    API_VERSION,
     LostRun,
     RecoveredRun,
     TenantSubmitter,
@@ -34,10 +33,6 @@ Examples:
   tiphys recover kubernetes:5f1c2d7e0c4b -n ml --dry-run
   tiphys recover kubernetes:5f1c2d7e0c4b -n ml
 """
-
-
-class RunsNotRecoveredError(TiphysError):
-    """Some runs of the lost cluster could not be resumed."""
 
 
 @with_option_groups
@@ -96,7 +91,7 @@ def recover(
         screen.note(f"{len(recovered)} of {len(lost)}: {run.run}: {became}")
     _show_runs(screen, run_store, recovered, output)
     if refused := [run for run in recovered if run.message]:
-        raise RunsNotRecoveredError(
+        raise TiphysError(
             f"{len(refused)} of {len(lost)} runs were not resumed, {refused[0].run} for one: {refused[0].message}"
         )
 
@@ -105,9 +100,7 @@ def _show_clusters(screen: Screen, store: Store, lost: Sequence[LostRun], output
     places = count_lost_runs(lost)
     if output is not Format.TABLE:
         items = [{"cluster": name, "namespace": namespace, "runs": count} for name, namespace, count in places]
-        screen.document(
-            {"apiVersion": API_VERSION, "kind": "LostClusterList", "store": store.url, "clusters": items}, output
-        )
+        screen.typed_document("LostClusterList", output, store=store.url, clusters=items)
         return
     if places:
         screen.table(("CLUSTER", "NAMESPACE", "RUNS"), [(name, where, str(count)) for name, where, count in places])
@@ -120,8 +113,6 @@ def _show_clusters(screen: Screen, store: Store, lost: Sequence[LostRun], output
 def _show_runs(screen: Screen, store: Store, runs: Sequence[RecoveredRun], output: Format) -> None:
     if output is not Format.TABLE:
         items = [{"run": run.run, "workflow_name": run.workflow_name, "message": run.message} for run in runs]
-        screen.document(
-            {"apiVersion": API_VERSION, "kind": "RecoveredRunList", "store": store.url, "runs": items}, output
-        )
+        screen.typed_document("RecoveredRunList", output, store=store.url, runs=items)
         return
     screen.table(("RUN", "WORKFLOW", "REFUSED"), [tuple(run) for run in runs], hide=("REFUSED",), wraps=True)

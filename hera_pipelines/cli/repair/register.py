@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
@@ -64,8 +63,8 @@ def register(
         ]
     reports = [registration.report() for registration in found]
     if output is not Format.TABLE:
-        document = {"apiVersion": API_VERSION, "kind": "RegistrationList", "store": run_store.url, "run": run}
-        screen.document({**document, "registrations": [report.model_dump(mode="json") for report in reports]}, output)
+        entries = [report.model_dump(mode="json") for report in reports]
+        screen.typed_document("RegistrationList", output, store=run_store.url, run=run, registrations=entries)
         return
     rows = ((report.step, report.model, _state(report), report.alias, report.source) for report in reports)
     screen.table(("STEP", "MODEL", "VERSION", "ALIAS", "SOURCE"), rows, wraps=True)

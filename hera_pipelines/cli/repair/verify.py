@@ -16,7 +16,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.text import Text
-from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
@@ -69,7 +68,9 @@ def verify(
     if output == Format.TABLE:
         _show(screen, report, name_of)
     else:
-        screen.document(_document(report, newly_quarantined), output)
+        quarantined = [ref.model_dump(mode="json") for ref in newly_quarantined]
+        fields = {**report.model_dump(mode="json"), "newly_quarantined": quarantined}
+        screen.typed_document("Audit", output, sound=report.is_sound, **fields)
     for note in report.notes:
         screen.note(note)
     screen.note(_summary(report))
@@ -140,16 +141,6 @@ def _summary(report: AuditReport) -> str:
         f"{report.checkpoints} checkpoints and {report.attempts} attempts of {report.run}, {report.objects} objects, "
         f"{size}: {len(report.damage)} damaged, {len(report.quarantined)} in quarantine; {depth}"
     )
-
-
-def _document(report: AuditReport, newly_quarantined: list[CheckpointRef]) -> dict[str, object]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "Audit",
-        "sound": report.is_sound,
-        **report.model_dump(mode="json"),
-        "newly_quarantined": [ref.model_dump(mode="json") for ref in newly_quarantined],
-    }
 
 
 def _format_checkpoint(ref: CheckpointRef) -> str:

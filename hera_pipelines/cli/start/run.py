@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tiphys_controller import API_VERSION, StartResult, Submitter, start_run, start_run_once
+from tiphys_controller import StartResult, Submitter, start_run, start_run_once
 from tiphys_plugin import load_queues
 
 from hera_pipelines.cli.progress.local import ALREADY_STARTED_MESSAGE, record_code_folder
@@ -46,11 +46,7 @@ Examples:
 """
 
 
-_ONLY_CLUSTER = {
-    **CLUSTER_OPTIONS,
-    "service_account": "--service-account",
-    "preflight": "--no-preflight",
-}
+_ONLY_CLUSTER = (*CLUSTER_OPTIONS, "service_account", "preflight")
 _MAX_NAMED = 10
 
 
@@ -154,6 +150,5 @@ def show_started(screen: Screen, started: StartResult, output: Format, parent: s
         screen.write(started.run)
     else:
         origin = {"parent": parent} if parent else {}
-        document = {"apiVersion": API_VERSION, "kind": "StartedRun", **started._asdict(), **origin}
-        screen.document(document, output)
+        screen.typed_document("StartedRun", output, **started._asdict(), **origin)
     screen.out.file.flush()

@@ -1,7 +1,7 @@
 """From the options of ``tiphys run``, ``resume`` and ``fork`` to a submission that is shown until it ends."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,6 @@ from hera_pipelines.cli.progress.local import (
     EngineOptions,
     LocalDetachOption,
     LocalSubmission,
-    open_local_session,
     run_to_end,
 )
 from hera_pipelines.cli.screen import Format, Screen
@@ -92,14 +91,18 @@ class SubmissionTarget:
 
         ``code`` is the folder of its modules; ``detachment`` that of a command which is in the background already.
         """
-        engine = replace(self.options.engine, code=self.options.engine.code or code)
         if detachment is None and self.options.in_background:
             detachment = detach()
-        with open_local_session(self.store, engine) as (session, observer):
+        from hera_pipelines.local.run_session import LocalSession  # imports the engine and the web server
+
+        engine = self.options.engine
+        with LocalSession(
+            self.store, engine.state, engine.queues, engine.plugin_port, engine.speed, code=engine.code or code
+        ) as session:
             if submitted := submit(session, "default"):
                 claim = self._read_claim(*submitted)
                 submission = self.local_submission(claim.run, claim.workflow_name)
-                run_to_end(self.screen, session, observer, submission, detachment)
+                run_to_end(self.screen, session, submission, detachment)
 
     def local_submission(self, run: str, workflow_name: str) -> LocalSubmission:
         """A submission to the local engine."""

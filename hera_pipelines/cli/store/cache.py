@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
@@ -67,8 +66,7 @@ def drop(
         _show_results(screen, results, yes)
         return
     rows = [{**row._asdict(), "shared_at": row.shared_at.isoformat() if row.shared_at else None} for row in results]
-    document = {"apiVersion": API_VERSION, "kind": "SharedResultDrop", "store": chosen_store.url, "dry_run": not yes}
-    screen.document({**document, "results": rows}, output)
+    screen.typed_document("SharedResultDrop", output, store=chosen_store.url, dry_run=not yes, results=rows)
 
 
 def _show_results(screen: Screen, results: Sequence[SharedResult], done: bool) -> None:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
@@ -169,7 +168,7 @@ def list_checkpoints(
         screen.table(columns, rows, hide=("COMMITTED", "SIZE"))
     else:
         listed = [{"step": step.step, "id": str(node.ref), **node.model_dump(mode="json")} for step, node in nodes]
-        screen.document({"apiVersion": API_VERSION, "kind": "CheckpointList", "checkpoints": listed}, output)
+        screen.typed_document("CheckpointList", output, checkpoints=listed)
 
 
 def show(
@@ -184,16 +183,14 @@ def show(
     checkpoint, manifest = _read_checkpoint(existing_store(screen, store), where, which)
     is_quarantined = manifest.ref in list_quarantined(checkpoint.store, manifest.lineage)
     if output == Format.TABLE:
-        rows = [(name, _format_value(value)) for name, value in _fact_rows(manifest, is_quarantined=is_quarantined)]
+        rows = [
+            (name, "-" if value is None else str(value))
+            for name, value in _fact_rows(manifest, is_quarantined=is_quarantined)
+        ]
         screen.table(("FACT", "VALUE"), rows, wraps=True)
     else:
-        document = {
-            "apiVersion": API_VERSION,
-            "kind": "Checkpoint",
-            "id": str(manifest.ref),
-            "quarantined": is_quarantined,
-        }
-        screen.document({**document, **manifest.model_dump(mode="json")}, output)
+        about = {"id": str(manifest.ref), "quarantined": is_quarantined}
+        screen.typed_document("Checkpoint", output, **about, **manifest.model_dump(mode="json"))
 
 
 def _read_checkpoint(store: Store, where: str, which: str) -> tuple[LocatedCheckpoint, CheckpointManifest]:
@@ -247,10 +244,6 @@ def _flatten_provenance(manifest: CheckpointManifest) -> Iterator[tuple[str, Any
     own = {"global_step": manifest.global_step, "attempt": manifest.attempt, "framework": manifest.framework}
     flat = {**own, "saved_because": manifest.reason, **facts, **nested}
     return ((name, value) for name, value in flat.items() if value not in (None, ""))
-
-
-def _format_value(value: Any) -> str:
-    return "-" if value is None else str(value)
 
 
 app = typer.Typer(help="List, inspect and pin checkpoints of a run.", epilog=LIST_EXAMPLES, no_args_is_help=True)

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.progress import track
 from rich.text import Text
-from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
@@ -118,7 +117,8 @@ def gc(
     if output is Format.TABLE:
         _show_retention(screen, reports, dry_run)
     else:
-        screen.document(_retention_document(run_store, reports, dry_run), output)
+        lineages = [_lineage_document(report) for report in reports]
+        screen.typed_document("Retention", output, store=run_store.url, dry_run=dry_run, lineages=lineages)
     for failure in failures[:1]:
         raise failure
 
@@ -176,27 +176,17 @@ def _deletion_reason(report: CollectionReport, decision: RetentionDecision) -> s
     return f"no rule keeps it{when}"
 
 
-def _retention_document(store: Store, reports: list[CollectionReport], dry_run: bool) -> dict[str, object]:
-    lineages = [
-        {
-            "run": report.lineage.run,
-            "step": report.lineage.step,
-            "name": report.lineage.label,
-            "lineage": report.lineage.lineage,
-            "store": report.lineage.store.url,
-            "keep": report.lineage.keep.model_dump(mode="json") if report.lineage.keep else None,
-            "freed_bytes": report.freed_bytes,
-            "swept_bytes": report.orphan_bytes,
-            "checkpoints": [_checkpoint_document(decision) for decision in report.decisions],
-        }
-        for report in reports
-    ]
+def _lineage_document(report: CollectionReport) -> dict[str, object]:
     return {
-        "apiVersion": API_VERSION,
-        "kind": "Retention",
-        "store": store.url,
-        "dry_run": dry_run,
-        "lineages": lineages,
+        "run": report.lineage.run,
+        "step": report.lineage.step,
+        "name": report.lineage.label,
+        "lineage": report.lineage.lineage,
+        "store": report.lineage.store.url,
+        "keep": report.lineage.keep.model_dump(mode="json") if report.lineage.keep else None,
+        "freed_bytes": report.freed_bytes,
+        "swept_bytes": report.orphan_bytes,
+        "checkpoints": [_checkpoint_document(decision) for decision in report.decisions],
     }
 
 

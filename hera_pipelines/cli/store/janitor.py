@@ -1,17 +1,15 @@
 """``tiphys janitor``: one cleanup round of stores and a cluster, as the controller does every hour."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 from tiphys_controller.cleanup import CleanupFinding, WorkflowPresence, find_garbage, find_stalled_runs
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
-    ClusterOptions,
     FormatOption,
     NamespaceOptions,
     existing_store,
@@ -19,11 +17,6 @@ from hera_pipelines.cli.shared_options import (
 )
 from tiphys.errors import TiphysError
 from tiphys.records import utc_now
-from tiphys.store import Store
-
-if TYPE_CHECKING:
-    from tiphys_controller.kubernetes.janitor import NamespaceSnapshot
-
 
 EXAMPLES = """\b
 Examples:
@@ -67,24 +60,27 @@ def janitor(
     """
     screen: Screen = command.obj
     urls: list[str | None] = [*stores] if stores else [None]
-    run_stores = [existing_store(screen, url) for url in urls]
-    cleanup = _CleanupRound(dry_run)
-    snapshot = None
+    run_stores, now = [existing_store(screen, url) for url in urls], utc_now()
+    sources, presence = list[CleanupSource](), _STORAGE_ONLY
     if cluster or options.is_given:
-        snapshot = _observe_cluster(command, options)
+        from tiphys_controller.kubernetes.janitor import NamespaceSnapshot  # needs the Kubernetes client
+
+        snapshot = NamespaceSnapshot(options.connect(command))
+        presence = snapshot.build_workflow_presence()
+        home = ledger_namespace or snapshot.namespace
+        sources.append(partial(snapshot.find_stuck_agent_pods, now))
+        sources.append(partial(snapshot.find_orphaned_leases, run_stores, home, now))
     else:
         screen.note("no cluster was checked for agent pods, leases and deleted Workflows; add --cluster to check one")
-    sources = [
-        *_cluster_sources(snapshot, run_stores, ledger_namespace),
-        *_store_sources(run_stores, snapshot.build_workflow_presence() if snapshot else None),
-    ]
-    for source in sources:
-        cleanup.examine(source, screen)
+    for store in run_stores:
+        sources += [partial(find_garbage, store, now), partial(find_stalled_runs, store, presence, now)]
+    rows, failures = _clean_up(screen, sources, dry_run)
     if output is Format.TABLE:
-        _show_cleanup(screen, cleanup.rows, dry_run)
+        _show_cleanup(screen, rows, dry_run)
     else:
-        screen.document(_cleanup_document(cleanup.rows, dry_run), output)
-    for failure in cleanup.failures[:1]:
+        items = [_item_document(*row) for row in rows]
+        screen.typed_document("JanitorRound", output, dry_run=dry_run, items=items)
+    for failure in failures[:1]:
         raise failure
 
 
@@ -97,55 +93,29 @@ CleanupSource = Callable[[], Iterable[CleanupFinding]]
 """Finds the objects of one kind in one store or namespace."""
 
 
-@dataclass
-class _CleanupRound:
-    """Findings of one round and their states. A failing source does not stop the others."""
-
-    dry_run: bool
-    rows: list[_CleanupRow] = field(default_factory=list)
-    failures: list[TiphysError] = field(default_factory=list)
-
-    def examine(self, source: CleanupSource, screen: Screen) -> None:
-        """Add the findings of one source, and remove them unless this is a dry run."""
+def _clean_up(
+    screen: Screen, sources: Iterable[CleanupSource], dry_run: bool
+) -> tuple[list[_CleanupRow], list[TiphysError]]:
+    """What the sources find, removed unless this is a dry run. A source that fails does not stop the others."""
+    rows, failures = list[_CleanupRow](), list[TiphysError]()
+    for source in sources:
         try:
             for finding in source():
-                self.rows.append(_CleanupRow(finding, self._remove(finding)))
+                rows.append(_CleanupRow(finding, _remove(finding, dry_run)))
         except TiphysError as error:
-            self.failures.append(error)
-            if len(self.failures) > 1:  # the first failure is reported as the error of the command
+            failures.append(error)
+            if len(failures) > 1:  # the first failure is reported as the error of the command
                 screen.note(str(error))
-
-    def _remove(self, finding: CleanupFinding) -> str:
-        if finding.remove is None:
-            return _LEFT_ALONE
-        if self.dry_run:
-            return _WOULD_BE_REMOVED
-        finding.remove()
-        return _REMOVED
+    return rows, failures
 
 
-def _observe_cluster(command: typer.Context, options: ClusterOptions) -> "NamespaceSnapshot":
-    from tiphys_controller.kubernetes.janitor import (
-        NamespaceSnapshot,  # only a command that talks to a cluster needs it
-    )
-
-    api = options.connect()
-    command.call_on_close(api.close)
-    return NamespaceSnapshot(api)
-
-
-def _cluster_sources(
-    snapshot: "NamespaceSnapshot | None", stores: Sequence[Store], ledger_namespace: str | None
-) -> Iterator[CleanupSource]:
-    if snapshot is not None:
-        yield lambda: snapshot.find_stuck_agent_pods(utc_now())
-        yield lambda: snapshot.find_orphaned_leases(stores, ledger_namespace or snapshot.namespace, utc_now())
-
-
-def _store_sources(stores: Sequence[Store], workflows: WorkflowPresence | None) -> Iterator[CleanupSource]:
-    for store in stores:
-        yield lambda store=store: find_garbage(store, utc_now())  # type: ignore[misc]
-        yield lambda store=store: find_stalled_runs(store, workflows or _STORAGE_ONLY, utc_now())  # type: ignore[misc]
+def _remove(finding: CleanupFinding, dry_run: bool) -> str:
+    if finding.remove is None:
+        return _LEFT_ALONE
+    if dry_run:
+        return _WOULD_BE_REMOVED
+    finding.remove()
+    return _REMOVED
 
 
 def _show_cleanup(screen: Screen, rows: Sequence[_CleanupRow], dry_run: bool) -> None:
@@ -168,15 +138,11 @@ def _cleanup_cells(finding: CleanupFinding, state: str) -> Sequence[str | Text]:
     )
 
 
-def _cleanup_document(rows: Sequence[_CleanupRow], dry_run: bool) -> dict[str, object]:
-    items = [
-        {
-            "what": finding.kind.value,
-            "where": finding.location,
-            "name": finding.name,
-            "state": state.replace(" ", "_"),
-            "why": finding.reason,
-        }
-        for finding, state in rows
-    ]
-    return {"apiVersion": API_VERSION, "kind": "JanitorRound", "dry_run": dry_run, "items": items}
+def _item_document(finding: CleanupFinding, state: str) -> dict[str, object]:
+    return {
+        "what": finding.kind.value,
+        "where": finding.location,
+        "name": finding.name,
+        "state": state.replace(" ", "_"),
+        "why": finding.reason,
+    }

@@ -14,11 +14,10 @@ from hera_pipelines.local.composites.dag_state import (
     TaskState,
     TemplateDag,
     expand_child,
-    is_fan_out,
 )
 from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNode
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.compiled_workflow import Manifest, is_fan_out
 
 if TYPE_CHECKING:
     from hera_pipelines.local.interpreter import Interpreter, TemplateCall
@@ -92,7 +91,7 @@ class _DagRun:
 
     async def _run_items(self, task: Manifest, items: list[Manifest]) -> WorkflowNode:
         nodes = self.interpreter.nodes
-        group = nodes.add(self._node_name(task["name"]), "TaskGroup", task["template"], self._task_label(task["name"]))
+        group = nodes.add(self._node_name(task["name"]), "TaskGroup", task["template"], self.call.task_of(task["name"]))
         group.items += await asyncio.gather(*(self._execute(item, task["name"]) for item in items))
         failed = [item.phase for item in group.items if item.failed]
         nodes.set_phase(group, failed[-1] if failed else NodePhase.SUCCEEDED)
@@ -100,13 +99,13 @@ class _DagRun:
 
     async def _execute(self, child: Manifest, task: str) -> WorkflowNode:
         return await self.interpreter.run_child(
-            self.call, self._node_name(child["name"]), child, "tasks", self._task_label(task)
+            self.call, self._node_name(child["name"]), child, "tasks", self.call.task_of(task)
         )
 
     def _add_skipped_node(self, task: Manifest, phase: NodePhase, message: str) -> WorkflowNode:
         name = task["name"]
         return self.interpreter.nodes.add(
-            self._node_name(name), "Skipped", task["template"], self._task_label(name), phase, message
+            self._node_name(name), "Skipped", task["template"], self.call.task_of(name), phase, message
         )
 
     def _scope(self, names: tuple[str, ...]) -> VariableScope:
@@ -126,9 +125,6 @@ class _DagRun:
 
     def _node_name(self, task: str) -> str:
         return f"{self.node.name}.{task}"
-
-    def _task_label(self, task: str) -> str:
-        return "" if self.call.on_exit else self.call.task or task
 
 
 def _task_state(node: WorkflowNode) -> TaskState:

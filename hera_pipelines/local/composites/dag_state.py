@@ -186,9 +186,6 @@ def _true_results(task: Manifest, state: TaskState) -> frozenset[str]:
     return frozenset(result for result, holds in results.items() if holds)
 
 
-__all__ = ["ExpandedItem", "expand_items", "is_fan_out", "without_items"]
-
-
 class ExpandedItem(NamedTuple):
     """One item of a fan-out: the name of its task, and its ``{{item}}`` variables."""
 

@@ -11,12 +11,11 @@ from hera_pipelines.local.arguments import VariableScope, collect_outputs, input
 from hera_pipelines.local.composites.dag_state import (
     EMPTY_FAN_OUT_MESSAGE,
     expand_child,
-    is_fan_out,
     tolerates_failure,
 )
 from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNode, group_name
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.compiled_workflow import Manifest, is_fan_out
 
 if TYPE_CHECKING:
     from hera_pipelines.local.interpreter import Interpreter, TemplateCall
@@ -61,13 +60,13 @@ class _StepsRun:
             name, template = f"{group.name}.{step['name']}", step["template"]
             return [
                 self.interpreter.nodes.add(
-                    name, "Skipped", template, self._task_label(step), NodePhase.SKIPPED, EMPTY_FAN_OUT_MESSAGE
+                    name, "Skipped", template, self.call.task_of(step["name"]), NodePhase.SKIPPED, EMPTY_FAN_OUT_MESSAGE
                 )
             ]
         return await asyncio.gather(
             *(
                 self.interpreter.run_child(
-                    self.call, f"{group.name}.{child['name']}", child, "steps", self._task_label(step)
+                    self.call, f"{group.name}.{child['name']}", child, "steps", self.call.task_of(step["name"])
                 )
                 for child in children
             )
@@ -95,6 +94,3 @@ class _StepsRun:
             return NodeEnd(NodePhase.SUCCEEDED, outputs=collect_outputs(self.template, scope))
         except UsageError as error:
             return NodeEnd(NodePhase.ERROR, str(error))
-
-    def _task_label(self, step: Manifest) -> str:
-        return "" if self.call.on_exit else self.call.task or str(step["name"])

@@ -44,18 +44,24 @@ from tiphys.service.yaml_documents import UNREADABLE_YAML
 DEFAULT_GRACE_SECONDS = 30.0
 """Default of Kubernetes' ``terminationGracePeriodSeconds``."""
 
-_PLACEMENT_FIELDS = (
-    "nodeSelector",
-    "tolerations",
+PLACEMENT_FIELDS = {
     "affinity",
+    "automountServiceAccountToken",
+    "nodeSelector",
     "priorityClassName",
     "schedulerName",
-    "runtimeClassName",
-    "topologySpreadConstraints",
-    "serviceAccountName",
     "securityContext",
+    "serviceAccountName",
+    "tolerations",
+}
+"""Fields of a pod about its place and its permissions, which have no meaning on one machine."""
+_PATCH_FIELDS = PLACEMENT_FIELDS | {
+    "containers",
     "imagePullSecrets",
-)
+    "runtimeClassName",
+    "terminationGracePeriodSeconds",
+    "topologySpreadConstraints",
+}
 _CONTAINER_FIELDS = ("name", "resources", "image", "imagePullPolicy", "env")
 
 
@@ -74,7 +80,7 @@ def parse_pod_spec_patch(text: str) -> PodPatch:
         UsageError: the text is not a document, or has a field that would change the program.
     """
     patch = _parse_document(text)
-    unknown = [key for key in patch if key not in (*_PLACEMENT_FIELDS, "terminationGracePeriodSeconds", "containers")]
+    unknown = [key for key in patch if key not in _PATCH_FIELDS]
     environment: dict[str, str] = {}
     for container in patch.get("containers") or []:
         if container.get("name") != "main":
