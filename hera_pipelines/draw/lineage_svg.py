@@ -8,6 +8,7 @@ dots in one column.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hera_pipelines.draw.lineage_graph import (
     CheckpointPosition,
@@ -33,20 +34,10 @@ _TURN_RADIUS = 18
 _TAIL_LENGTH = 30
 
 
-@dataclass(frozen=True)
-class PlacedDot:
-    """A checkpoint with its position in pixels."""
+class PlacedItem(NamedTuple):
+    """A checkpoint, or the pill that counts hidden ones, with its position in pixels."""
 
-    dot: Dot
-    x: float
-    y: float
-
-
-@dataclass(frozen=True)
-class PlacedGap:
-    """The pill that counts hidden checkpoints, with its position in pixels."""
-
-    gap: Gap
+    item: LaneItem
     x: float
     y: float
 
@@ -62,8 +53,8 @@ class AttemptRow:
     y: float
     path: str
     from_scratch_x: float | None
-    dots: tuple[PlacedDot, ...]
-    gaps: tuple[PlacedGap, ...]
+    dots: tuple[PlacedItem, ...]
+    gaps: tuple[PlacedItem, ...]
     end_x: float
     caption: str
 
@@ -112,12 +103,13 @@ def _attempt_row(
     group_x: dict[int, float],
 ) -> AttemptRow:
     y = y_by_attempt[lane.attempt]
-    dots = tuple(PlacedDot(item, columns[item.position.global_step], y) for item in shown if isinstance(item, Dot))
-    gaps = tuple(PlacedGap(item, columns[item.first], y) for item in shown if isinstance(item, Gap))
+    checkpoints = [item for item in shown if isinstance(item, Dot)]
+    dots = tuple(PlacedItem(dot, columns[dot.position.global_step], y) for dot in checkpoints)
+    gaps = tuple(PlacedItem(item, columns[item.first], y) for item in shown if isinstance(item, Gap))
     start_x, path = _row_start(lane.origin, y, columns, y_by_attempt, group_x)
     end_x = max([start_x + _TURN_RADIUS, *(dot.x for dot in dots), *(gap.x for gap in gaps)]) + _TAIL_LENGTH
     scratch = start_x if lane.origin is None else None
-    caption = dots[-1].dot.metrics if dots else ""
+    caption = checkpoints[-1].metrics if checkpoints else ""
     return AttemptRow(lane, y, f"{path} H {end_x:g}", scratch, dots, gaps, end_x, caption)
 
 
@@ -150,8 +142,9 @@ MAX_ROWS = 16
 
 def render_lineage_svg(title: str, lineages: Sequence[LineageGraph]) -> str:
     """Render an SVG document that shows all ``lineages`` below each other."""
-    layouts = [lay_out_lanes(collapse_lineage(lineage, MAX_COLUMNS, MAX_ROWS)) for lineage in lineages]
-    statuses = {dot.dot.status for layout in layouts for row in layout.rows for dot in row.dots}
+    shown = [collapse_lineage(lineage, MAX_COLUMNS, MAX_ROWS) for lineage in lineages]
+    layouts = [*map(lay_out_lanes, shown)]
+    statuses = {item.status for rows in shown for _, items in rows for item in items if isinstance(item, Dot)}
     return load_picture_template("lineage.svg.jinja").render(
         title=title,
         sections=list(zip(lineages, layouts, strict=True)),

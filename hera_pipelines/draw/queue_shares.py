@@ -31,12 +31,7 @@ def render_shares_svg(
 ) -> str:
     """A plot of each queue that held GPUs between ``begin`` and ``now``, the largest first.
 
-    Args:
-        title: Title of the picture.
-        holds: What attempts held.
-        begin: Left end of the axis.
-        now: Right end of the axis, and end of the holds that go on.
-        quotas: GPUs by queue; a queue without one is drawn without.
+    Holds that go on end ``now``. A queue is drawn without quota unless ``quotas`` has its GPUs.
     """
     grouped: defaultdict[str, list[GpuHold]] = defaultdict(list)
     for hold in holds:

@@ -78,13 +78,7 @@ class ReportChart:
 
 
 def report_page(title: str, figures: Sequence[tuple[str, str]], usage: TimeUsage) -> str:
-    """Render the HTML page.
-
-    Args:
-        title: Title of the page.
-        figures: Name and value of each number at the head of the page.
-        usage: Measured times of the run.
-    """
+    """Render the HTML page; ``figures`` are name and value of each number at its head."""
     charts = [chart for chart in (time_chart(usage.steps), recovery_chart(usage.steps)) if chart.rows]
     sections = [(chart, render_chart_svg(chart)) for chart in charts]
     return load_picture_template("economics.html.jinja").render(title=title, figures=figures, sections=sections)

@@ -35,14 +35,7 @@ class Band:
 
 
 def build_bands(replay: ReplayResult, begin: float, seconds: float, queue_names: Sequence[str]) -> list[Band]:
-    """Sample a replay in columns.
-
-    Args:
-        replay: Result of the simulation.
-        begin: First second to show.
-        seconds: Number of seconds to show.
-        queue_names: Queues with a band of their own; the others share one.
-    """
+    """Sample a replay in columns, from the second ``begin`` on; queues that are not in ``queue_names`` share a band."""
     others = [queue.name for queue in replay.queues.queues if queue.name not in queue_names]
     groups = [(name, colour, {name}) for name, colour in zip(queue_names, _BAND_COLOURS, strict=False)]
     groups += [(OTHER_QUEUES, _OTHERS_COLOUR, set(others))] * bool(others)

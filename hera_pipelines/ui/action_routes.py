@@ -57,13 +57,9 @@ class PageRenderer(Protocol):
 
 
 class ActionRoutes:
-    """Lets visitors act.
+    """Lets visitors act: ``backend`` has the effects, and ``access`` recognizes visitors.
 
-    Args:
-        store: The store, to which events are written.
-        backend: Has the effects.
-        access: Recognizes visitors.
-        submitter: Where the Workflows of runs are looked up; None: storage alone.
+    Events are written to ``store``. ``submitter`` finds the Workflows of runs; None: storage alone.
     """
 
     def __init__(

@@ -117,9 +117,7 @@ def build_app(
             *(actions.create_routes(pages) if actions is not None else ()),
             Route("/runs/{run}/logs/{step}", pages.logs),
             Route("/runs/{run}/checkpoints", pages.checkpoints),
-            Route("/runs/{run}/lineage.svg", pages.lineage),
-            Route("/runs/{run}/metrics.svg", pages.metrics),
-            Route("/runs/{run}/{chart}.svg", pages.chart),
+            Route("/runs/{run}/{picture}.svg", pages.picture),
             *([Route("/queues", pages.queues)] if gpus is not None else []),
             *([Route("/queues/shares/{days}.svg", pages.shares)] if gpus is not None else []),
             *([Route("/nodes", pages.nodes)] if gpus is not None and gpus.has_nodes else []),
@@ -229,21 +227,9 @@ class _Pages:
         return self.render("checkpoints.html.jinja", view=view)
 
     @_within_limits
-    async def lineage(self, request: Request) -> Response:
-        run = request.path_params["run"]
-        return _picture(await self._reads.read(lambda store: _draw_lineage(store, run)))
-
-    @_within_limits
-    async def metrics(self, request: Request) -> Response:
-        run = request.path_params["run"]
-        return _picture(await self._reads.read(lambda store: _draw_metrics(store, run)))
-
-    @_within_limits
-    async def chart(self, request: Request) -> Response:
-        run, name = request.path_params["run"], request.path_params["chart"]
-        draw = find_chart(name)
-        usage = await self._reads.read(lambda store: self._usages.measure(open_history(store, run)))
-        return _picture(render_chart_svg(draw(usage.steps)))
+    async def picture(self, request: Request) -> Response:
+        run, name = request.path_params.values()
+        return _picture(await self._reads.read(lambda store: self._draw_run(store, run, name)))
 
     @_within_limits
     async def queues(self, request: Request) -> Response:
@@ -282,9 +268,18 @@ class _Pages:
         if self._queues is None or not view.is_live:
             return []
         try:
-            return [request for request in self._queues().waiting if request.run == view.detail.summary.run]
+            return [row for row in self._queues().waiting if row.request.run == view.detail.summary.run]
         except TiphysError:
             return []
+
+    def _draw_run(self, store: Store, run: str, picture: str) -> str:
+        if picture not in ("lineage", "metrics"):
+            chart = find_chart(picture)
+            return render_chart_svg(chart(self._usages.measure(open_history(store, run)).steps))
+        tree = read_lineage_tree(open_history(store, run, MAX_CHECKPOINTS), MAX_CHECKPOINTS)
+        if picture == "metrics":
+            return render_metrics_svg(f"Metrics of {run}", tree)
+        return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(tree))
 
     def _draw_shares(self, days: int) -> str:
         assert self._queues is not None
@@ -334,16 +329,6 @@ class _Pages:
     def render_error(self, status: int, title: str, message: str) -> Response:
         """The page of an error."""
         return self.render("error.html.jinja", status, title=title, message=message)
-
-
-def _draw_lineage(store: Store, run: str) -> str:
-    tree = read_lineage_tree(open_history(store, run, MAX_CHECKPOINTS), MAX_CHECKPOINTS)
-    return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(tree))
-
-
-def _draw_metrics(store: Store, run: str) -> str:
-    tree = read_lineage_tree(open_history(store, run, MAX_CHECKPOINTS), MAX_CHECKPOINTS)
-    return render_metrics_svg(f"Metrics of {run}", tree)
 
 
 def _picture(svg: str) -> Response:

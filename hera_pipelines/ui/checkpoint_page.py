@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, islice
+from typing import NamedTuple
 
 from tiphys.lineage.retention.gc import (
     CollectionReport,
@@ -17,7 +18,6 @@ from tiphys.lineage.retention.gc import (
     iter_run_lineages,
 )
 from tiphys.lineage.run_history import RunHistory
-from tiphys.records import CheckpointRef
 from tiphys.store import LineageLayout, RunLayout, Store
 
 MAX_CHECKPOINTS = 200
@@ -29,21 +29,16 @@ MAX_RECORDS = 1000
 _FIRST = (RetentionAction.DELETE, RetentionAction.WAIT, RetentionAction.MARK)
 
 
-@dataclass(frozen=True)
-class CheckpointRow:
-    """A checkpoint, and what retention does with it."""
+class CheckpointRow(NamedTuple):
+    """What retention does with a checkpoint."""
 
-    checkpoint: CheckpointRef
-    size_bytes: int
-    action: RetentionAction
-    reasons: tuple[str, ...]
-    """Why it stays; empty if it does not."""
+    decision: RetentionDecision
     due_at: datetime | None
     """When it may be deleted; None if it stays."""
 
     @property
     def stays(self) -> bool:
-        return self.action is RetentionAction.KEEP
+        return self.decision.action is RetentionAction.KEEP
 
 
 @dataclass(frozen=True)
@@ -104,18 +99,11 @@ def _count_records(lineage: RunLineage, most: int) -> int:
 
 def _describe_lineage(name: str, report: CollectionReport, now: datetime) -> StepCheckpoints:
     rows = [
-        CheckpointRow(
-            decision.checkpoint,
-            decision.size_bytes,
-            decision.action,
-            decision.reasons,
-            report.find_due_time(decision, now),
-        )
-        for decision in _order_decisions(report.decisions)
+        CheckpointRow(decision, report.find_due_time(decision, now)) for decision in _order_decisions(report.decisions)
     ]
     going = [row for row in rows if not row.stays]
     return StepCheckpoints(
-        name, tuple(rows[:MAX_CHECKPOINTS]), len(rows), len(going), sum(row.size_bytes for row in going)
+        name, tuple(rows[:MAX_CHECKPOINTS]), len(rows), len(going), sum(row.decision.size_bytes for row in going)
     )
 
 

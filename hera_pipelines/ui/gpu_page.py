@@ -9,42 +9,30 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from cachetools import TTLCache, cached
+from tiphys_plugin.quota.lease import LeaseRequest
+from tiphys_plugin.quota.ledger.usage import QueueUsage
 
 MAX_REQUESTS = 50
 """Most requests that wait, and most that hold GPUs, on a page."""
 _SHARED_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class QueueRow:
-    """GPUs of one type or flavor of a queue; ``*`` are all types that the queue does not name."""
+class QueueRow(NamedTuple):
+    """GPUs of one type or flavor of a queue, and the rules of the queue in words."""
 
-    queue: str
-    gpu_type: str
-    quota: int | None
-    """None if the queue declares none."""
-    most: int | None
-    """Most GPUs that it may hold if its cohort lends enough; None if unknown."""
-    held: int
-    borrowed: int
-    waiting: int
-    is_over_limit: bool
+    usage: QueueUsage
     policies: str
 
 
 @dataclass(frozen=True)
 class RequestRow:
-    """A request for GPUs, and since when it holds them or waits."""
+    """A request for GPUs, how many of which type, and since when it holds them or waits."""
 
+    request: LeaseRequest
     gpus: str
-    queue: str
-    namespace: str
-    run: str
-    step: str
-    attempt: int
     since: datetime
 
 
@@ -87,17 +75,17 @@ class QueuesView:
     def quotas(self) -> dict[str, int]:
         """GPUs by queue, all types together; without the queues whose quota is not known for each type."""
         known: dict[str, int] = {}
-        for row in self.queues:
-            known[row.queue] = known.get(row.queue, 0) + (row.quota or 0)
-        unknown = {row.queue for row in self.queues if row.quota is None}
+        for usage, _ in self.queues:
+            known[usage.queue] = known.get(usage.queue, 0) + (usage.quota or 0)
+        unknown = {usage.queue for usage, _ in self.queues if usage.quota is None}
         return {queue: gpus for queue, gpus in known.items() if queue not in unknown}
 
     def only(self, queue: str) -> "QueuesView":
         """The requests of one queue; all for an empty name."""
         if not queue:
             return self
-        holders = tuple(holder for holder in self.holders if holder.queue == queue)
-        return replace(self, holders=holders, waiting=tuple(row for row in self.waiting if row.queue == queue))
+        holders = tuple(holder for holder in self.holders if holder.request.queue == queue)
+        return replace(self, holders=holders, waiting=tuple(row for row in self.waiting if row.request.queue == queue))
 
 
 @dataclass(frozen=True)

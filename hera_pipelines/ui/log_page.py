@@ -81,13 +81,7 @@ class LogView:
 
 
 def read_log_view(history: RunHistory, find_logs: AttemptLogs, step: str, number: int | None) -> LogView:
-    """Read the logs of an attempt.
-
-    Args:
-        history: The run.
-        find_logs: Finds the logs of its pods.
-        step: Name or id of a step, or of an item of a fan-out.
-        number: Number of the attempt; None for the newest.
+    """Read the logs of an attempt of a step, or of an item of a fan-out, by name or id; ``number`` None: of the newest.
 
     Raises:
         NotFoundError: there is no such run, step or attempt.

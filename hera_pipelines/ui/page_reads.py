@@ -97,13 +97,7 @@ class SharedViews(Generic[_Answer]):
 
 
 class PageReads:
-    """The reads of a server.
-
-    Args:
-        store: The store.
-        max_reads: Most pages that are read at once.
-        wait_seconds: How long a page waits for its turn.
-    """
+    """The reads of a server: at most ``max_reads`` pages at once, of which each waits ``wait_seconds`` for its turn."""
 
     def __init__(self, store: Store, max_reads: int = MAX_READS, wait_seconds: float = WAIT_SECONDS) -> None:
         self._store = store

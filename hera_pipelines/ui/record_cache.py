@@ -65,13 +65,7 @@ class ReadOnlyStore:
 
 
 class RecordCache(ReadOnlyStore):
-    """Remembers what it read, for one process. Thread-safe.
-
-    Args:
-        store: The store.
-        clock: Monotonic clock, in seconds.
-        max_bytes: Largest size of all remembered objects.
-    """
+    """Remembers what it read, for one process, up to ``max_bytes`` of all objects together. Thread-safe."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic, max_bytes: int = _MAX_BYTES) -> None:
         super().__init__(store)

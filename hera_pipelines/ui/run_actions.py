@@ -124,15 +124,8 @@ def read_action_view(
 ) -> ActionView:
     """Read what an action would do now.
 
-    Args:
-        store: The store.
-        backend: Carries it out later.
-        submitter: Where the Workflow of the run is looked up; None: storage alone.
-        action: The action.
-        run: Name of the run.
-        nonce: Tells this form from others; only forks use it.
-        name: Name of the fork; empty: a generated one.
-        parameters: Values of parameters of the fork.
+    ``nonce`` tells this form from others, ``name`` is that of the fork (empty: a generated one), and ``parameters``
+    are its own; other actions ignore them. Without ``submitter`` the Workflow of the run is not looked up.
 
     Raises:
         NotFoundError: there is no such run.
@@ -171,12 +164,7 @@ def read_action_view(
 
 
 class ActionDesk:
-    """Carries out what visitors confirm, one action at a time. Thread-safe.
-
-    Args:
-        store: The store, to which events are written.
-        backend: Has the effect.
-    """
+    """Carries out what visitors confirm, one action at a time, and writes an event about each. Thread-safe."""
 
     def __init__(self, store: Store, backend: RunActionBackend) -> None:
         self._store = store

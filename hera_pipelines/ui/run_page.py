@@ -214,16 +214,8 @@ def read_run_view(
 ) -> RunView:
     """Read the page of a run.
 
-    Args:
-        store: The store.
-        usages: Measures its times.
-        submitter: Where its Workflow is looked up while it may run; None: storage alone.
-        run: Name of the run.
-        number: Number of the only submission whose attempts are shown; None for all.
-        page: Which `MAX_ATTEMPTS` attempts are shown, from 1.
-        outputs_page: Which outputs of these, likewise.
-        now: The present time.
-        find_logs: Finds the logs of attempts.
+    ``page`` says which `MAX_ATTEMPTS` attempts are shown, from 1, ``outputs_page`` which outputs of these; with
+    ``number`` only the attempts of that submission. Without ``submitter`` the Workflow is not looked up.
 
     Raises:
         NotFoundError: there is no such run or submission.

@@ -70,12 +70,7 @@ def _newest_outcomes(step: StepDetail) -> dict[str, str]:
 
 
 def _is_done(step: StepDetail) -> bool:
-    newest = _newest_outcomes(step)
-    return bool(newest) and all(outcome == _DONE for outcome in newest.values()) and not _has_missing_items(step)
-
-
-def _has_missing_items(step: StepDetail) -> bool:
-    return any(not item.done for item in step.items)
+    return set(_newest_outcomes(step).values()) == {_DONE} and all(item.done for item in step.items)
 
 
 def describe_matter(detail: RunDetail, now: datetime) -> str:

@@ -1,23 +1,21 @@
 """Reads queues and nodes for the web pages, by what ``tiphys queues``, ``tiphys why`` and ``tiphys nodes`` use."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.lease import (
     Admission,
-    Admitted,
     Deferred,
     Lease,
-    LeaseRequest,
     LedgerState,
     PendingRequest,
-    Rejected,
 )
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
-from tiphys_plugin.quota.ledger.usage import compute_queue_usage
+from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 from tiphys_plugin.quota.queue import ANY_TYPE
 from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, format_gpus
 from tiphys_plugin.quota.scheduler.cache import SchedulerCache
@@ -44,7 +42,7 @@ from hera_pipelines.cli.gpus.queues import (
     find_ledger,
     parse_ledger,
 )
-from hera_pipelines.cli.look.why import decide_waiting_request
+from hera_pipelines.cli.look.why import decide_waiting_request, list_reasons
 from hera_pipelines.ui.gpu_page import (
     MAX_REQUESTS,
     HolderRow,
@@ -52,7 +50,6 @@ from hera_pipelines.ui.gpu_page import (
     NodesView,
     QueueRow,
     QueuesView,
-    RequestRow,
     WaitingRow,
 )
 from tiphys.errors import NotFoundError
@@ -65,11 +62,9 @@ _NO_QUEUES = "no queues are declared here, so no quota is known; --queues names 
 
 
 class LocalGpus:
-    """The ledger of the engine on this machine; a `hera_pipelines.ui.gpu_page.GpuSource`.
+    """The ledger of the engine on this machine, in the file ``ledger``; a `hera_pipelines.ui.gpu_page.GpuSource`.
 
-    Args:
-        ledger: File of the ledger.
-        queues: Queue file that the engine was given; None: none.
+    Without ``queues``, the queue file that the engine was given, no quota is known.
     """
 
     has_nodes = False
@@ -89,11 +84,9 @@ class LocalGpus:
 
 
 class ClusterGpus:
-    """The `GPULedger` of a cluster, or Kueue, and its nodes; a `hera_pipelines.ui.gpu_page.GpuSource`.
+    """A `GPULedger` of a cluster by its name, or Kueue, and the nodes; a `hera_pipelines.ui.gpu_page.GpuSource`.
 
-    Args:
-        connect: Connects to the cluster, in the namespace of the ledger; called on the first use.
-        ledger: Name of the `GPULedger`.
+    ``connect`` is called on the first use, and leads to the namespace of the ledger.
     """
 
     has_nodes = True
@@ -101,7 +94,6 @@ class ClusterGpus:
     def __init__(self, connect: Callable[[], KubeApi], ledger: str = "default") -> None:
         self._connect = connect
         self._ledger = ledger
-        self._connected: KubeApi | None = None
 
     def read_queues(self) -> QueuesView:
         api, notes = self._api, list[str]()
@@ -141,21 +133,15 @@ class ClusterGpus:
         notes = () if uses_nodes else ("The queues ignore the nodes of the cluster.",)
         return NodesView(f"namespace {api.namespace}", tuple(nodes), notes)
 
-    @property
+    @cached_property
     def _api(self) -> KubeApi:
-        if self._connected is None:
-            self._connected = self._connect()
-        return self._connected
+        return self._connect()
 
 
 def describe_queues(place: str, state: LedgerState, notes: Sequence[str], *, explains: bool = True) -> QueuesView:
-    """The page of a ledger.
+    """The page of a ledger, with ``notes`` at its head.
 
-    Args:
-        place: Which ledger it is.
-        state: Its queues, leases and pending requests.
-        notes: Sentences for the head of the page.
-        explains: Whether the queues are those of the ledger, so that they say what each request waits for.
+    ``explains``: whether the queues are those of the ledger, so that they say what each request waits for.
     """
     now, rules, cache = utc_now(), state.queues, SchedulerCache()
     if isinstance(rules, MisconfiguredQueues):
@@ -168,20 +154,7 @@ def describe_queues(place: str, state: LedgerState, notes: Sequence[str], *, exp
         else _describe_waiting(pending, None, ())
         for number, pending in enumerate(state.pending[:MAX_REQUESTS])
     ]
-    queues = [
-        QueueRow(
-            queue=usage.queue,
-            gpu_type=usage.gpu_type,
-            quota=usage.quota,
-            most=usage.max_gpus,
-            held=usage.held,
-            borrowed=usage.borrowed if usage.quota is not None else 0,
-            waiting=usage.pending,
-            is_over_limit=usage.quota is not None and usage.is_over_limit,
-            policies=policies.get(usage.queue, ""),
-        )
-        for usage in compute_queue_usage(state)
-    ]
+    queues = [QueueRow(usage, policies.get(usage.queue, "")) for usage in compute_queue_usage(state)]
     return _build_view(place, state, queues, waiting, notes)
 
 
@@ -217,21 +190,18 @@ def _describe_kueue(kueue: KueueView) -> QueuesView:
         for waiting_request in state.pending[:MAX_REQUESTS]
     ]
     queues = [
-        QueueRow(f"{namespace}/{queue}", "*", None, None, held, 0, awaited, False, "")
+        QueueRow(QueueUsage(f"{namespace}/{queue}", ANY_TYPE, None, held, awaited), "")
         for namespace, queue, held, awaited in count_queue_gpus(state)
     ]
     return _build_view("Kueue", state, queues, waiting, (QUOTA_NOTE,))
 
 
-def _describe_request(request: LeaseRequest, gpu_type: str | None, since: datetime) -> RequestRow:
-    gpus = format_gpus(request.gpus, gpu_type)
-    return RequestRow(gpus, request.queue, request.namespace, request.run, request.step_name, request.attempt, since)
-
-
 def _describe_holder(lease: Lease) -> HolderRow:
-    gpu_type = lease.request.type_text if lease.pool == ANY_TYPE else lease.pool
+    request = lease.request
     return HolderRow(
-        **vars(_describe_request(lease.request, gpu_type, lease.granted_at)),
+        request,
+        format_gpus(request.gpus, request.type_text if lease.pool == ANY_TYPE else lease.pool),
+        lease.granted_at,
         nodes=tuple(dict.fromkeys(lease.nodes)),
         eviction=describe_eviction(lease).removeprefix("; "),
     )
@@ -240,20 +210,11 @@ def _describe_holder(lease: Lease) -> HolderRow:
 def _describe_waiting(pending: PendingRequest, admission: Admission | None, preemption: tuple[str, ...]) -> WaitingRow:
     deferred = admission if isinstance(admission, Deferred) else None
     return WaitingRow(
-        **vars(_describe_request(pending.request, pending.request.type_text, pending.since)),
+        pending.request,
+        format_gpus(pending.request.gpus, pending.request.type_text),
+        pending.since,
         position=deferred.position if deferred else None,
-        reasons=tuple(_list_reasons(admission)),
+        reasons=tuple(list_reasons(admission)),
         expected_start=deferred.expected_start if deferred else None,
         preemption=preemption,
     )
-
-
-def _list_reasons(admission: Admission | None) -> Iterator[tuple[str, str]]:
-    match admission:
-        case Admitted():
-            yield "Admitted", "the GPUs are free; the step gets them at its next request, within seconds"
-        case Rejected():
-            yield str(admission.reason), f"{admission.message}; the step fails at its next request, within seconds"
-        case Deferred():
-            for reason in admission.reasons or (admission,):
-                yield str(reason.reason), reason.message

@@ -15,7 +15,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION
 from tiphys_controller.doctor import Obstacle, distinct_obstacles, observe_obstacles
 from tiphys_plugin.quota.lease import (
     Admission,
@@ -179,8 +178,7 @@ def why(
         if known is not None and last is not None and (last.end is not None or not is_on_cluster(last)):
             _explain_from_storage(screen, known, step, output)
             return
-    api = installation.connect()
-    command.call_on_close(api.close)
+    api = installation.connect(command)
     now = utc_now()
     ledger = find_ledger(api, name)
     if ledger is None and (obstacles := _find_obstacles(api, {run}, step, now)):  # its namespace may not be served
@@ -261,7 +259,18 @@ def _show(
 ) -> None:
     """Show everything as a document, or as text what does not concern GPUs."""
     if output is not Format.TABLE:
-        screen.document(_why_document(what, leases, explanations, failures, obstacles), output)
+        screen.typed_document(
+            "GpuReasons",
+            output,
+            name=what,
+            holding=[
+                {"step": lease.request.step, "gpus": lease.request.gpus, "since": lease.granted_at.isoformat()}
+                for lease in leases
+            ],
+            waiting=[_pending_document(explanation) for explanation in explanations],
+            failures=[failure_document(failure) for failure in failures],
+            obstacles=[obstacle._asdict() for obstacle in obstacles],
+        )
         return
     for line in chain.from_iterable(map(describe_failure, failures)):
         screen.show(line)
@@ -346,41 +355,24 @@ def _describe_pending(explanation: _PendingExplanation, now: datetime) -> Iterat
     gpus = format_gpus(request.gpus, request.type_text)
     waited = str(now - pending.since).split(".")[0]
     yield Text(f"{format_step_name(request)} has waited {waited} for {gpus} of queue {request.queue}", style="bold")
+    for reason, sentence in list_reasons(admission):
+        yield Text(f"  {reason}: {sentence}")
+    if isinstance(admission, Deferred):
+        start = admission.expected_start
+        expected = f"expected to start by {format_local_time(start)}" if start else _START_UNKNOWN
+        yield Text(f"  position {admission.position}; {expected}")
+
+
+def list_reasons(admission: Admission | None) -> Iterator[tuple[str, str]]:
+    """What a pending request would be answered now: each a name and a sentence; nothing where that is not known."""
     match admission:
         case Admitted():
-            yield Text("  the GPUs are free; the step gets them at its next request, within seconds")
+            yield "Admitted", "the GPUs are free; the step gets them at its next request, within seconds"
         case Rejected():
-            yield Text(f"  {admission.reason}: {admission.message}; the step fails at its next request, within seconds")
+            yield str(admission.reason), f"{admission.message}; the step fails at its next request, within seconds"
         case Deferred():
-            for deferral in admission.reasons:
-                yield Text(f"  {deferral.reason}: {deferral.message}")
-            expected = (
-                f"expected to start by {format_local_time(admission.expected_start)}"
-                if admission.expected_start
-                else _START_UNKNOWN
-            )
-            yield Text(f"  position {admission.position}; {expected}")
-
-
-def _why_document(
-    what: str,
-    leases: Sequence[Lease],
-    explanations: Sequence[_PendingExplanation],
-    failures: Sequence[NewestFailure],
-    obstacles: Sequence[Obstacle],
-) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "GpuReasons",
-        "name": what,
-        "holding": [
-            {"step": lease.request.step, "gpus": lease.request.gpus, "since": lease.granted_at.isoformat()}
-            for lease in leases
-        ],
-        "waiting": [_pending_document(explanation) for explanation in explanations],
-        "failures": [failure_document(failure) for failure in failures],
-        "obstacles": [obstacle._asdict() for obstacle in obstacles],
-    }
+            for reason in admission.reasons or (admission,):
+                yield str(reason.reason), reason.message
 
 
 def _pending_document(explanation: _PendingExplanation) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from datetime import UTC, datetime
 
+from tiphys_plugin.quota.ledger.usage import QueueUsage
+
 from hera_pipelines.ui.gpu_page import HolderRow, NodesView, QueueRow, QueuesView, WaitingRow
+from support.builders.ledger import ask
 from tiphys.errors import StoreError
 
 SINCE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -12,15 +15,17 @@ RUN = "digits-1"
 
 def waiting(run: str = RUN, queue: str = "research", sentence: str = "8 of 8 are held") -> WaitingRow:
     reasons = (("WaitingForQuota", sentence),)
-    return WaitingRow("4 A100", queue, "ml", run, "fit", 1, SINCE, 2, reasons, EXPECTED, ("run-7/fit would go",))
+    request = ask(4, run=run, queue=queue)
+    return WaitingRow(request, "4 A100", SINCE, 2, reasons, EXPECTED, ("run-7/fit would go",))
 
 
 def view_of(*rows: WaitingRow, text: str = "lab") -> QueuesView:
     queues = (
-        QueueRow("research", "A100", 8, 12, 10, 2, 4, False, "reclaims"),
-        QueueRow("spare", "A100", 4, 4, 6, 2, 0, True, text),
+        QueueRow(QueueUsage("research", "A100", 8, 10, 4, 12), "reclaims"),
+        QueueRow(QueueUsage("spare", "A100", 4, 6, 0, 4), text),
     )
-    holders = (HolderRow("10 A100", "spare", "ml", "run-7", "fit", 3, SINCE, ("n1", "n2"), "preempted at 10:00"),)
+    held = ask(10, run="run-7", queue="spare", attempt=3)
+    holders = (HolderRow(held, "10 A100", SINCE, ("n1", "n2"), "preempted at 10:00"),)
     return QueuesView(f"GPULedger {text}", queues, holders, rows, 0, 7, (f"a note {text}",))
 
 

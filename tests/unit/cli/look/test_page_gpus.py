@@ -46,13 +46,13 @@ def test_quota_borrowed_and_the_reasons_of_those_that_wait(desk: Desk) -> None:
 
     view = read_cluster(desk).read_queues()
 
-    [research, spare] = view.queues
-    assert (research.quota, research.most, research.held, research.borrowed, research.waiting) == (8, 12, 10, 2, 4)
-    assert "preempts lower priority" in research.policies
+    [(research, policies), (spare, _)] = view.queues
+    assert (research.quota, research.max_gpus, research.held, research.borrowed, research.pending) == (8, 12, 10, 2, 4)
+    assert "preempts lower priority" in policies
     assert (spare.quota, spare.held, spare.borrowed) == (4, 0, 0)
-    assert [(one.run, one.gpus, one.eviction) for one in view.holders] == [("run-u1", "10 A100", "")]
+    assert [(one.request.run, one.gpus, one.eviction) for one in view.holders] == [("run-u1", "10 A100", "")]
     [one] = view.waiting
-    assert (one.run, one.gpus, one.position) == ("run-u2", "4 A100", 1)
+    assert (one.request.run, one.gpus, one.position) == ("run-u2", "4 A100", 1)
     printed = desk.tiphys("why", "run-u2")[1]
     assert one.reasons
     assert all(f"  {reason}: {sentence}" in printed for reason, sentence in one.reasons)
@@ -107,14 +107,14 @@ def local(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_the_ledger_of_the_engine_with_its_queue_file(local: tuple[Path, Path]) -> None:
     view = LocalGpus(*local).read_queues()
-    assert [(one.quota, one.held, one.waiting) for one in view.queues] == [(8, 6, 4)]
+    assert [(usage.quota, usage.held, usage.pending) for usage, _ in view.queues] == [(8, 6, 4)]
     assert view.waiting[0].reasons[0] == ("WaitingForQuota", "queue research holds 6 of 8 A100; 4 A100 asked")
     assert view.notes == ()
 
 
 def test_without_the_queue_file_nothing_is_guessed(local: tuple[Path, Path]) -> None:
     view = LocalGpus(local[0], None).read_queues()
-    assert [(one.quota, one.held, one.waiting) for one in view.queues] == [(None, 6, 4)]
+    assert [(usage.quota, usage.held, usage.pending) for usage, _ in view.queues] == [(None, 6, 4)]
     assert (view.waiting[0].reasons, view.waiting[0].position) == ((), None)
     assert "no quota is known; --queues names the file" in view.notes[0]
 
