@@ -58,7 +58,7 @@ def read_program_output(
         last_lines: Most lines to return; None for all.
         last_bytes: Bytes after which no older chunk is read; None for no limit.
     """
-    parts: list[str] = []
+    parts: list[bytes] = []
     following: int | None = None
     lines, total_bytes = 0, 0
     for chunk in reversed(list_output_chunks(store, layout, step, attempt)):
@@ -66,12 +66,13 @@ def read_program_output(
         if is_enough or (last_lines is not None and lines > last_lines):
             break
         if following is not None and chunk.number != following - 1:
-            parts.append(GAP_LINE)
+            parts.append(GAP_LINE.encode())
         following = chunk.number
-        parts.append(_read(store, chunk.key).decode(errors="replace"))
+        parts.append(_read(store, chunk.key))
         total_bytes += chunk.size_bytes
-        lines += parts[-1].count("\n")
-    found = "".join(reversed(parts)).splitlines(keepends=True)
+        lines += parts[-1].count(b"\n")
+    # Decoded as a whole: a line that is longer than a chunk is cut anywhere, also within a character.
+    found = b"".join(reversed(parts)).decode(errors="replace").splitlines(keepends=True)
     return found if last_lines is None else found[max(0, len(found) - last_lines) :]
 
 

@@ -90,6 +90,17 @@ def test_chunks_end_with_lines_and_are_read_from_the_end(store: DirectoryStore) 
     assert len(stored(store, last_bytes=1)) == chunks[-1].size_bytes
 
 
+@pytest.mark.parametrize("before", ["", "x", "xx"], ids=len)
+def test_a_line_longer_than_chunks_keeps_its_characters(store: DirectoryStore, before: str) -> None:
+    """A bar of progress is one line for hours, of characters of three bytes."""
+    line = before + "█" * CHUNK_BYTES + "\r"
+    copy = copy_to(store)
+    write_and_wait(copy, f"{line}{line}\n")
+    assert len(list_output_chunks(store, LAYOUT, STEP, 1)) > 4
+    assert stored(store) == f"{line}{line}\n"
+    assert stored(store, last_lines=1).endswith(f"{line}\n")
+
+
 def test_of_too_much_output_the_begin_and_the_end_are_kept(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
