@@ -8,7 +8,9 @@ the code calls `record_code_version` on the result.
 """
 
 import copy
+import json
 import os
+import re
 import subprocess
 from enum import StrEnum
 from pathlib import Path
@@ -165,6 +167,8 @@ def _named_metadata(metadata: Manifest, name: str) -> Manifest:
 
 
 _GIT_TIMEOUT_SECONDS = 5.0
+_LINEAGE_OF_MEMBERS = re.compile(rf'( *)\{{\s*"name": "{environment.LINEAGE}"')
+"""Where the variables of a training begin in the text of the object that creates its pods."""
 
 
 def read_git_commit(folder: Path) -> str:
@@ -192,6 +196,10 @@ def record_code_version(manifest: Manifest, commit: str) -> None:
         names = [variable["name"] for variable in variables]
         if environment.LINEAGE in names and environment.GIT_COMMIT not in names:
             variables.append({"name": environment.GIT_COMMIT, "value": commit})
+        text = (template.get("resource") or {}).get("manifest") or ""
+        if f'"{environment.GIT_COMMIT}"' not in text and (found := _LINEAGE_OF_MEMBERS.search(text)):
+            variable = json.dumps({"name": environment.GIT_COMMIT, "value": commit})
+            template["resource"]["manifest"] = f"{text[: found.start()]}{found[1]}{variable},\n{text[found.start() :]}"
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any
 from tiphys.errors import ConflictError, IntegrityError, ObjectMissingError
 from tiphys.lineage.select import iter_commits
 from tiphys.lineage.validity import read_manifest
+from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import (
     CompiledPipeline,
     Manifest,
@@ -41,6 +42,8 @@ _PROGRAM_KINDS = ("container", "script", "resource")
 _TIPHYS_NAME = re.compile(r"tiphys-|TIPHYS_|CHECKPOINT_URI$")
 # These repeat the template, the task, a gang or data, which are compared by themselves.
 _EXCLUDED_SPEC_FIELDS = ("name", "template", "kind", "fan_out", "gpu", "gang", "suffixes", "data")
+_COMMIT_OF_MEMBERS = re.compile(rf' *{{"name": "{environment.GIT_COMMIT}".*\n')
+"""A line of the object that creates the pods of a gang; `_iterate_drift` compares the commits themselves."""
 _COMPILED_FIELD = re.compile(r"retryStrategy\.expression|outputs\.artifacts\.[^.]+\.s3\.key")
 """Fields that compile derives from the retry budgets and the paths, which are compared by themselves."""
 _FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
@@ -126,7 +129,7 @@ def _program_fields(template: Manifest) -> Iterator[tuple[SpecField, str]]:
         yield (DriftClass.TEMPLATE, f"inputs.{artifact['name']}"), artifact.get("path", "")
     for kind in _PROGRAM_KINDS:
         for place, text in _flatten(template.get(kind) or {}):
-            yield (_DRIFT_BY_FIELD.get(place, DriftClass.TEMPLATE), place), text
+            yield (_DRIFT_BY_FIELD.get(place, DriftClass.TEMPLATE), place), _COMMIT_OF_MEMBERS.sub("", text)
     rest = {key: value for key, value in template.items() if key not in (*_PROGRAM_KINDS, "name", "inputs", "metadata")}
     for place, text in _flatten(rest):
         if not _COMPILED_FIELD.fullmatch(place):

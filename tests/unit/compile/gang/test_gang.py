@@ -25,12 +25,15 @@ from support.builders.authored_workflows import (
     workflow,
 )
 from support.fakes.resource_templates import filled_in
+from tiphys_controller.plan.drift import find_drift
 
 from hera_pipelines import Pipeline
 from hera_pipelines import train as train_function
 from hera_pipelines.compile import CompileOptions, SharedVolume, Spot, compile_workflow
+from hera_pipelines.compile.output import record_code_version
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
+from tiphys.protocol.drift_policy import DriftClass, DriftPolicy
 from tiphys.protocol.gang import GangBackend, GangSpec, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
@@ -247,6 +250,43 @@ def test_node_requirements_are_added_to_every_alternative_of_the_author() -> Non
     ]
 
 
+def test_what_the_step_says_wins_over_what_its_workflow_says() -> None:
+    def terms(zone: str) -> Manifest:
+        required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": zone, "operator": "Exists"}]}]}
+        return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+    own = {
+        "affinity": terms("of-step"),
+        "automountServiceAccountToken": True,
+        "priorityClassName": "of-step",
+    }
+    of_all = {
+        "podMetadata": {
+            "labels": {"team": "workflow", "cost": "é", "tiphys.dev/member": "false"},
+            "annotations": {"why": "workflow", "sidecar.istio.io/inject": "false"},
+        },
+        "affinity": terms("of-workflow"),
+        "automountServiceAccountToken": False,
+        "priorityClassName": "of-workflow",
+        "schedulerName": "volcano",
+    }
+    for given, zone, team in [(own, "of-step", "step"), ({}, "of-workflow", "workflow")]:
+        template = gang(**given)
+        if given:
+            template["metadata"].setdefault("labels", {})["team"] = "step"
+            template["metadata"]["annotations"]["why"] = "step"
+        found = pod(template, **of_all)
+        labels, annotations = found["metadata"]["labels"], found["metadata"]["annotations"]
+        assert (labels["team"], labels["cost"], annotations["why"]) == (team, "é", team)
+        assert labels["tiphys.dev/gang"] == "<gang>"
+        assert "false" not in labels.values()
+        assert annotations["sidecar.istio.io/inject"] == "false"
+        spec = found["spec"]
+        assert f'"key": "{zone}"' in json.dumps(spec["affinity"])
+        assert spec["automountServiceAccountToken"] is (team == "step")
+        assert (spec["priorityClassName"], spec["schedulerName"]) == (zone, "volcano")
+
+
 def test_a_deadline_is_that_of_each_pod_and_distinct_from_a_failure() -> None:
     found = pod(gang(asked={"deadline_seconds": 3600}))
     assert found["spec"]["activeDeadlineSeconds"] == 3600
@@ -402,6 +442,38 @@ def test_a_gang_that_may_leave_spot_nodes_has_no_selector_for_them(retry: RetryP
     template = gang(asked={"spot": (Spot(label="spot"),), "retry": retry}, nodeSelector={"disk": "fast"})
     selector = pod(template)["spec"]["nodeSelector"]
     assert selector == {"disk": "fast", **({"spot": "true"} if kept else {})}
+
+
+@pytest.mark.parametrize("backend", GangBackend)
+def test_members_get_the_commit_of_the_code_once(backend: GangBackend) -> None:
+    manifest = compile_workflow(workflow(gang(backend=backend)), CompileOptions(store=STORE))
+    text_before = by_name(manifest)["fit-run"]["resource"]["manifest"]
+    for _ in range(2):
+        record_code_version(manifest, "c0ffee-dirty")
+    job = filled_in(by_name(manifest)["fit-run"]["resource"]["manifest"], KNOWN)
+    [variables] = find_env(job)
+    commit = {"name": "TIPHYS_GIT_COMMIT", "value": "c0ffee-dirty"}
+    assert [variable for variable in variables if variable["name"] == "TIPHYS_GIT_COMMIT"] == [commit]
+    variables.remove(commit)
+    assert [variables] == find_env(filled_in(text_before, KNOWN))
+
+
+def test_members_of_another_commit_are_no_other_template() -> None:
+    def pipeline(commit: str, image: str = "fit:1") -> CompiledPipeline:
+        manifest = compile_workflow(workflow(gang({"image": image})), CompileOptions(store=STORE))
+        record_code_version(manifest, commit)
+        return CompiledPipeline.from_manifest(manifest)
+
+    found = find_drift(pipeline("c0ffee"), pipeline("badcafe"), DriftPolicy())
+    assert [(finding.drift, finding.place) for finding in found] == [(DriftClass.CODE, "commit")]
+    found = find_drift(pipeline("c0ffee"), pipeline("badcafe", "fit:2"), DriftPolicy())
+    assert "manifest" in [finding.place for finding in found]
+
+
+def find_env(part: Any) -> list[list[Any]]:
+    """All lists of variables in a document."""
+    parts = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    return [found for name, value in parts for found in ([value] if name == "env" else find_env(value))]
 
 
 def test_members_know_what_their_restarts_need() -> None:
