@@ -242,6 +242,43 @@ def test_a_shared_volume_is_mounted_and_becomes_the_checkpoint_store() -> None:
     assert env(template)["TIPHYS_STORE"] == STORE
 
 
+def test_fields_of_the_author_stay_beside_what_the_step_asks_for() -> None:
+    container = {
+        "resources": {"limits": {"memory": "64Gi"}, "requests": {"cpu": 4}},
+        "ports": [{"name": "tensorboard", "containerPort": 6006}],
+    }
+    asked = {"gpu": GpuRequest(gpus=4, gpu_type="A100"), "checkpoints": CheckpointPolicy(metrics="port:9464")}
+
+    made = run(train(container=container, asked=asked, nodeSelector={"disk": "ssd"}))
+
+    limits = {"memory": "64Gi", "nvidia.com/gpu": "4"}
+    assert made["container"]["resources"] == {"limits": limits, "requests": {"cpu": 4}}
+    assert made["nodeSelector"] == {"disk": "ssd", "nvidia.com/gpu.product": "A100"}
+    assert [port["containerPort"] for port in made["container"]["ports"]] == [6006, 9464]
+
+
+def test_launcher_of_another_image_comes_beside_volumes_and_init_containers_of_the_author() -> None:
+    own = {"name": "data", "mountPath": "/data"}
+    made = run(
+        train(
+            asked={"runtime_image": "tiphys:1"},
+            container={"volumeMounts": [own]},
+            volumes=[{"name": "data"}],
+            initContainers=[{"name": "fetch", "image": "fetch:1"}],
+        )
+    )
+
+    runtime = {"name": "tiphys-runtime", "mountPath": "/tiphys-runtime"}
+    assert made["volumes"] == [{"name": "data"}, {"name": "tiphys-runtime", "emptyDir": {}}]
+    assert [(one["name"], one["image"]) for one in made["initContainers"]] == [
+        ("tiphys-runtime", "tiphys:1"),
+        ("fetch", "fetch:1"),
+    ]
+    assert made["initContainers"][0]["volumeMounts"] == [runtime]
+    assert made["container"]["volumeMounts"] == [own, {**runtime, "readOnly": True}]
+    assert (made["container"]["image"], made["container"]["command"][-2:]) == ("fit:1", ["--", "fit"])
+
+
 def test_the_deadline_and_a_steps_grace_reach_its_pod() -> None:
     made = run(gated(asked={"deadline_seconds": 3600, "grace_seconds": 45.2}))
 

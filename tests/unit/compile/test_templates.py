@@ -467,6 +467,33 @@ def test_the_given_document_is_not_changed() -> None:
     assert json.dumps(manifest) == before
 
 
+@pytest.mark.parametrize(
+    ("own", "account", "has_token"),
+    [
+        ({}, "tiphys-executor", False),
+        ({"executor": {"serviceAccountName": "mine"}}, "mine", False),
+        ({"automountServiceAccountToken": True}, "tiphys-executor", True),
+    ],
+)
+def test_programs_get_the_token_of_an_account_only_if_the_author_says_so(
+    own: Manifest, account: str, has_token: bool
+) -> None:
+    spec = compile_workflow(workflow(step(), **own), OPTIONS)["spec"]
+    assert spec["executor"] == {"serviceAccountName": account}
+    assert spec["automountServiceAccountToken"] is has_token
+
+
+def test_labels_and_annotations_of_the_authors_workflow_stay() -> None:
+    manifest = workflow(step())
+    manifest["metadata"] |= {
+        "labels": {"team": "vision", "tiphys.dev/pipeline": "other"},
+        "annotations": {"why": "because", "tiphys.dev/store": "s3://other"},
+    }
+    metadata = compile_workflow(manifest, OPTIONS)["metadata"]
+    assert metadata["labels"] == {"team": "vision", "tiphys.dev/pipeline": "digits"}
+    assert (metadata["annotations"]["why"], metadata["annotations"]["tiphys.dev/store"]) == ("because", STORE)
+
+
 def test_the_workflow_gets_its_parameters_and_its_description() -> None:
     manifest = compile_workflow(workflow(step(), arguments={"parameters": [{"name": "lr", "value": "1"}]}), OPTIONS)
 

@@ -250,7 +250,7 @@ def test_node_requirements_are_added_to_every_alternative_of_the_author() -> Non
     ]
 
 
-def test_what_the_step_says_wins_over_what_its_workflow_says() -> None:
+def test_settings_of_a_step_win_over_those_of_its_workflow() -> None:
     def terms(zone: str) -> Manifest:
         required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": zone, "operator": "Exists"}]}]}
         return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}

@@ -24,15 +24,18 @@ from support.fakes.submitter import FakeSubmitter
 from support.processes.failpoints import dying_at
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.state import AutomationMode
+from tiphys_controller.cleanup import HeldLease, find_garbage, find_orphaned_lease
+from tiphys_controller.kubernetes.alert_worker import AlertSweep
 from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 from tiphys_plugin.quota.lease import Lease, LedgerState
 from tiphys_plugin.quota.ledger.status_codec import encode_state
 
+from tiphys.errors import StoreError
 from tiphys.kube import ListSnapshot
-from tiphys.records import AlertRecord, AlertResultRecord, SubmissionEnd, utc_now
-from tiphys.store import DirectoryStore, RunLayout
+from tiphys.records import AlertClaimRecord, AlertRecord, AlertResultRecord, SubmissionEnd, utc_now
+from tiphys.store import DirectoryStore, RunLayout, read_attempt_end
 from tiphys.store.abandoned_uploads import find_abandoned_uploads
 from tiphys.store.layout import alert_key
 
@@ -149,6 +152,49 @@ def test_unused_leases_are_counted_and_left_to_the_ledger(store: DirectoryStore)
 
     assert (value(found, "leases_orphaned"), value(blind, "leases_orphaned")) == (2, 0)
     assert [one.key for one in store.list("")] == before
+
+
+@pytest.mark.parametrize(
+    ("held_minutes", "ended_minutes", "is_unused"),
+    [(9, None, False), (11, None, True), (60, 9, False), (60, 11, True)],
+)
+def test_a_lease_is_unused_ten_minutes_after_its_grant_and_its_end(
+    store: DirectoryStore, held_minutes: int, ended_minutes: int | None, is_unused: bool
+) -> None:
+    now, minute = utc_now(), timedelta(minutes=1)
+    if ended_minutes is not None:
+        History(store, "run-1").failed("fit")
+        now = read_attempt_end(store, "run-1", "fit", 1).written_at + ended_minutes * minute
+    held = HeldLease("ml", "run-1", "fit", 1, "uid", 8, now - held_minutes * minute, None)
+    assert (find_orphaned_lease(held, store, is_workflow_running=False, now=now) is not None) is is_unused
+
+
+@pytest.mark.parametrize("deletions", range(4))
+def test_a_removal_of_an_alert_that_is_cut_off_has_it_not_handled_again(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, deletions: int
+) -> None:
+    records = {
+        "firing": AlertRecord(name="RunFailed", status="firing", fingerprint="ab", starts_at="t"),
+        "resolved": AlertRecord(name="RunFailed", status="resolved", fingerprint="ab", starts_at="t"),
+        "claim": AlertClaimRecord(run="", submission=0),
+        "result": AlertResultRecord(outcome="told", message=""),
+    }
+    for kind, record in records.items():
+        store.create(alert_key(IDS["a"], kind), record.to_bytes())
+    [finding] = find_garbage(store, utc_now() + timedelta(days=8))
+    delete, deleted = store.delete, list[str]()
+
+    def die(key: str) -> None:
+        if len(deleted) == deletions:
+            raise StoreError("no answer")
+        deleted.append(key)
+        delete(key)
+
+    monkeypatch.setattr(store, "delete", die)
+    assert finding.remove is not None
+    with pytest.raises(StoreError):
+        finding.remove()
+    assert AlertSweep().find_next_pending(store) == {}
 
 
 def test_storage_that_does_not_answer_is_counted_and_tried_again(tmp_path: Path) -> None:

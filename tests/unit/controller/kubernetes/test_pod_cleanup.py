@@ -39,17 +39,17 @@ class Bench:
         self.now = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
         self.gangs = GangCleaner(self.view, api, writer, self.metrics, lambda: self.moment, lambda: self.now)
 
-    def round(self) -> list[str]:
+    def round(self, *namespaces: str) -> list[str]:
         """All Workflows seen, and looked after; the Jobs that are left."""
-        self.view.apply_workflow_change("ml", ListSnapshot(self.api.list(WORKFLOWS, "ml").items))
+        for namespace in namespaces or ("ml",):
+            self.view.apply_workflow_change(namespace, ListSnapshot(self.api.list(WORKFLOWS, namespace).items))
         self.gangs.end_finished()
         return [job["metadata"]["name"] for job in self.server.objects("jobs")]
 
     def job(self, owner: Object, name: str = "digits-fit-1", spec: Object | None = None, **status: object) -> None:
         labels = {GANG_LABEL: name, WORKFLOW_UID_LABEL: owner["metadata"]["uid"]}
-        self.api.create(
-            JOBS, "ml", {"metadata": {"name": name, "labels": labels}, "spec": spec or {}, "status": status}
-        )
+        made = {"metadata": {"name": name, "labels": labels}, "spec": spec or {}, "status": status}
+        self.api.create(JOBS, owner["metadata"]["namespace"], made)
 
 
 @pytest.fixture
@@ -105,6 +105,20 @@ def test_a_failed_deletion_is_tried_again(bench: Bench) -> None:
     assert bench.round() == ["digits-fit-1"]
     bench.leads = True
     assert bench.round() == []
+
+
+def test_a_namespace_that_fails_ends_no_gang_of_another_and_is_tried_again(bench: Bench) -> None:
+    """Both have a stopped Workflow, and gangs of the same names."""
+    for namespace in ("vision", "ml"):
+        stopped = put(bench.api, workflow(namespace=namespace, spec={**TEMPLATES, "shutdown": "Stop"}))
+        runs = put(bench.api, workflow("digits-2", namespace=namespace, spec=TEMPLATES))
+        bench.job(stopped, "ends")
+        bench.job(runs, "stays")
+    bench.server.fail_next(500, verb="list", plural="jobs")
+    bench.round("ml", "vision")
+    assert sorted(job["metadata"]["name"] for job in bench.server.objects("jobs")) == ["ends", "stays", "stays"]
+    bench.round("ml", "vision")
+    assert sorted(job["metadata"]["name"] for job in bench.server.objects("jobs")) == ["stays", "stays"]
 
 
 def member(bench: Bench, name: str, phase: str, deleted_at: str) -> None:
