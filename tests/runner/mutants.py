@@ -71,7 +71,7 @@ _STORE_TESTS = (
     "tests/contract/test_store.py", "tests/contract/test_s3.py", "tests/contract/test_stored_formats.py",
     "tests/integration/test_probe.py", "tests/security/test_credentials.py", _TENANT_TESTS,
 )  # fmt: skip
-_QUOTA = "plugin/tiphys_plugin/quota"
+_QUOTA, _CONTROLLER = "plugin/tiphys_plugin/quota", "controller/tiphys_controller"
 AREAS = {
     "ledger": Area(
         (f"{_QUOTA}/ledger", f"{_QUOTA}/scheduler"),
@@ -111,7 +111,38 @@ AREAS = {
         ),
     ),
     "tracking": Area(("tiphys/tracking",), ("tests/unit/tracking",)),
-    "adoption": Area(("hera_pipelines/authoring/adoption",), ("tests/unit/authoring",)),
+    "authoring": Area(
+        ("hera_pipelines/authoring",), ("tests/unit/authoring", "tests/unit/compile/test_data_versions.py")
+    ),
+    "compile": Area(("hera_pipelines/compile",), ("tests/unit/compile", "tests/unit/test_golden.py")),
+    "checkpoint": Area(("tiphys/checkpoint",), ("tests/unit/checkpoint", *_property_tests("near_copy"))),
+    "launch": Area(("tiphys/launch",), ("tests/unit/launch",)),
+    "recording": Area(
+        ("tiphys/recording",),
+        (
+            *("tests/unit/recording", "tests/unit/plugin/attempts", "tests/unit/controller/plan/test_takeover.py"),
+            *(f"tests/unit/plugin/operations/test_{name}.py" for name in ("step", "recording", "reuse", "reuse_gate")),
+            *_property_tests("recording"),
+        ),
+    ),
+    "kube": Area(
+        ("tiphys/kube",), ("tests/unit/kube", "tests/unit/plugin/quota/ledger", "tests/unit/controller/kubernetes")
+    ),
+    "controller": Area(
+        (
+            *(f"{_CONTROLLER}/{folder}" for folder in ("alerts", "auto_resume", "kubernetes")),
+            f"{_CONTROLLER}/cleanup.py",
+        ),
+        ("tests/unit/controller", "tests/property/test_auto_resume.py", "tests/security/test_alert_fairness.py"),
+    ),
+    "agent": Area(
+        tuple(f"plugin/tiphys_plugin/{folder}" for folder in ("agent", "nodes", "sidecar")),
+        (
+            *(f"tests/unit/plugin/{folder}" for folder in ("agent", "nodes", "sidecar")),
+            *("tests/contract/test_sidecar.py", "tests/security/test_tokens.py", "tests/security/test_sidecar_door.py"),
+            *(*_property_tests("node_health"), *_property_tests("stragglers"), *_property_tests("outages")),
+        ),
+    ),
 }
 _PRELOADED = ("boto3", "numpy", "pydantic", "structlog", "uvicorn", "yaml")
 """What the forks need not import again."""
