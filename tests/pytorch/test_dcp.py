@@ -25,6 +25,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 from support.fakes.memory_store import MemoryStore
+from support.processes.polling import until
 from support.stories.sessions import Clock, admitted, open_session
 from support.stories.sessions import state_at as numpy_state
 
@@ -36,6 +37,7 @@ from tiphys.checkpoint.settings import CheckpointSettings, SaveInterval
 from tiphys.errors import UsageError
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import list_commits
+from tiphys.lineage.training_progress import read_training_progress
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.store import LineageLayout, read_events
@@ -355,6 +357,18 @@ def test_saving_without_the_other_ranks_is_refused():
         dcp.save(state_at(1), storage_writer=session.writer(1), use_collectives=False)
 
 
+def test_report_shows_progress_without_a_save():
+    store = MemoryStore()
+    with open_ranks(store, every="1000") as session:
+        session.total_steps = 4
+        session.report(4, {"loss": 0.5})
+    until(lambda: read_training_progress(store, LINEAGE, 1))
+    report = read_training_progress(store, LINEAGE, 1)
+    assert report is not None
+    assert (report.global_step, report.total_steps, report.metrics) == (4, 4, {"loss": 0.5})
+    assert list_commits(store, LINEAGE) == []
+
+
 def test_outside_of_a_compiled_step_nothing_happens():
     state = state_at(3)
     with checkpoints.session(environ={}) as session:
@@ -362,6 +376,7 @@ def test_outside_of_a_compiled_step_nothing_happens():
         assert session.step(1, state) is None
         assert session.save(1, state) is None
         assert session.reader() is None
+        session.report(1, {"loss": 0.5})
         with pytest.raises(UsageError, match="outside of a compiled step"):
             session.writer(1)
     assert plain(state) == plain(state_at(3))

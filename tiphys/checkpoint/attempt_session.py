@@ -5,7 +5,7 @@ of a program. They differ in what they copy and upload, and in how the ranks agr
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.restore.candidates import RestoreCandidates
@@ -24,6 +24,17 @@ from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
 from tiphys.store import Store
 
 LoadedT = TypeVar("LoadedT")
+
+
+class SessionArguments(TypedDict):
+    """Arguments of `AttemptSession` that the sessions of a program hand on."""
+
+    run_store: Store
+    store: Store
+    environ: Mapping[str, str]
+    clock: Callable[[], float]
+    metrics: NotRequired[NoMetrics | None]
+    total_steps: NotRequired[int | None]
 
 
 class AttemptSession:

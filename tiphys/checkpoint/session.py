@@ -97,6 +97,12 @@ class CheckpointSession:
         """
         return None
 
+    def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Report progress without saving, for a step after which there is nothing to pass to `step`.
+
+        `step` reports its own; both may be called for the same step.
+        """
+
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
         """Wait at most ``timeout_seconds`` until no save is running; leaving the ``with`` block waits too.
 
@@ -163,12 +169,6 @@ class Session(CheckpointSession):
             StoreError: storage failed.
         """
         return default
-
-    def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Report progress without saving, for a step after which there is nothing to pass to `step`.
-
-        `step` reports its own; both may be called for the same step.
-        """
 
     def waiting(self) -> AbstractContextManager[None]:
         """Return a context manager for code that waits for other ranks, such as a barrier or ``backward`` under DDP.

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, Unpack
 
-from tiphys.checkpoint.attempt_session import AttemptSession
+from tiphys.checkpoint.attempt_session import AttemptSession, SessionArguments
 from tiphys.checkpoint.lifecycle.crash_report import is_attempt_end, record_crash, record_hang
 from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog, HangReport, HangWatchdog, NoHangWatchdog
 from tiphys.checkpoint.lifecycle.incarnation import record_incarnation
@@ -89,9 +89,10 @@ class TrackedSession(AttemptSession, Session):
         opens_itself: bool = False,
         near: NearMemory | None = None,
         upload_threads: int = 4,
-        **others: Any,
+        **others: Unpack[SessionArguments],
     ) -> None:
         rank_info = rank_info or SINGLE_RANK
+        self._is_restarted = settings.incarnation > 1 or rank_info.incarnation > 0
         super().__init__(settings, framework=FRAMEWORK, is_first=rank_info.rank == 0, **others)
         self._seconds_left, self._seconds_since_stop = self._stop.seconds_left, self._stop.seconds_since_request
         barrier = self._make_barrier(rank_info, sharded=sharded) if rank_info.world_size > 1 else None
@@ -154,6 +155,12 @@ class TrackedSession(AttemptSession, Session):
             state = self._restore_newest(self._candidates.iter_newest_first(), load, default)
         except LoadStoppedError:
             self._exit_preempted()
+        restored = self._committer.restored
+        if restored and restored.attempt == self._settings.attempt and self._is_first and not self._is_restarted:
+            log_message(
+                f"restore() returned step {restored.global_step}, saved by an earlier session of this attempt; if "
+                "the program trains several models, keep them in one state, or make a step of each"
+            )
         self._saver.preallocate(self._states.plan(state))
         return state
 
@@ -229,6 +236,11 @@ class TrackedSession(AttemptSession, Session):
             self._close(error, guard)
 
     def _close(self, error: BaseException | None, guard: OutOfMemoryGuard) -> None:
+        if error is None and self._is_first and self._completed_step is None and not self._committer.restored:
+            log_message(
+                "the session ended without a call of step() or save(), so it has saved nothing; call session.step() "
+                "after every optimizer step"
+            )
         if not self.should_stop and is_attempt_end(self._environ):
             loaded = self._restoring or self._committer.restored
             record_crash(self._run_store, self._settings, error, self._completed_step, loaded)

@@ -464,6 +464,42 @@ def test_steps_that_go_backwards_are_refused(store):
             session.save(4, state_at(4))
 
 
+def test_program_that_begins_anew_after_a_restore_is_told_to_go_on_with_what_was_restored(store):
+    train(store, 3)
+    with open_session(store, 2, resume_from=ref(1, 3)) as session:
+        session.restore(state_at(0))  # its result is not used
+        with pytest.raises(UsageError, match=r"given after restore\(\) had returned the state of step 3; go on with"):
+            session.step(1, state_at(1))
+        session.step(4, state_at(4))
+    assert list_commits(store, LINEAGE)[0] == ref(2, 4)
+
+
+def test_second_session_of_a_program_says_that_it_goes_on_from_the_first(store, capsys):
+    train(store, 3)
+    with open_session(store) as session:
+        assert session.restore(state_at(0))["step"] == 3
+    assert "step 3, saved by an earlier session of this attempt; if the program trains" in capsys.readouterr().err
+    again = {"TIPHYS_RESTARTED_AFTER": "user_error 1 0.0"}
+    with open_session(store, incarnation=2, environ=again) as session:  # the program was started again in its pod
+        session.restore(state_at(0))
+    with open_session(store, 2, resume_from=ref(1, 3)) as session:
+        session.restore(state_at(0))
+    assert "earlier session" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("call", ["none", "report", "step", "save", "restored"])
+def test_session_without_a_step_says_that_it_has_saved_nothing(store, capsys, call):
+    if call == "restored":
+        train(store, 3)
+        capsys.readouterr()
+    with open_session(store, 2, resume_from=ref(1, 3) if call == "restored" else None) as session:
+        session.restore(state_at(0))
+        if call in ("report", "step", "save"):
+            getattr(session, call)(1, *([] if call == "report" else [state_at(1)]))
+    said = "without a call of step() or save(), so it has saved nothing" in capsys.readouterr().err
+    assert said is (call in ("none", "report"))
+
+
 def test_metrics_that_are_no_numbers_are_refused(store):
     with pytest.raises(UsageError, match="metrics must be numbers"):
         open_session(store).save(1, state_at(1), metrics={"loss": "low"})

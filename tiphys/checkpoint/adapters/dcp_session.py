@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from tiphys.checkpoint.adapters.dcp import DistributedSession
 from tiphys.checkpoint.adapters.dcp_storage import FRAMEWORK, DcpReader, DcpWriter
 from tiphys.checkpoint.adapters.ranks import RankAgreement
-from tiphys.checkpoint.attempt_session import AttemptSession
+from tiphys.checkpoint.attempt_session import AttemptSession, SessionArguments
 from tiphys.checkpoint.lifecycle.crash_report import is_attempt_end, record_crash
 from tiphys.checkpoint.lifecycle.incarnation import record_incarnation
 from tiphys.checkpoint.lifecycle.session_process import SessionProcess, exit_on
@@ -61,7 +61,9 @@ class TrackedDistributedSession(AttemptSession, DistributedSession):
         others: As for `AttemptSession`.
     """
 
-    def __init__(self, settings: CheckpointSettings, *, ranks: RankAgreement, **others: Any) -> None:
+    def __init__(
+        self, settings: CheckpointSettings, *, ranks: RankAgreement, **others: Unpack[SessionArguments]
+    ) -> None:
         super().__init__(settings, framework=FRAMEWORK, is_first=ranks.is_first, world_size=ranks.world_size, **others)
         self._ranks = ranks
         self._event_log.stores = ranks.is_first  # all ranks see the same events
@@ -126,6 +128,10 @@ class TrackedDistributedSession(AttemptSession, DistributedSession):
         self._wait()
         draft = self._draft(check_step_number(global_step), metrics, epoch, data_position, "asked")
         return self._begin_save(draft, state)
+
+    def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._process.check_call()
+        self._progress.record_step(check_step_number(global_step), self.total_steps, metrics)
 
     def writer(self, global_step: int, metrics: Mapping[str, float] | None = None) -> DcpWriter:
         return self._make_writer(self._draft(check_step_number(global_step), metrics))

@@ -77,9 +77,14 @@ class PassedStates:
                 Or the first state cannot be saved.
         """
         number = check_step_number(global_step)
-        if number < newest_step:
-            raise UsageError(f"global_step {number} was given after {newest_step}; pass the number of completed steps")
         first, repeated = self._last_step is None, number == self._last_step
+        if number < newest_step:
+            if first:
+                raise UsageError(
+                    f"global_step {number} was given after restore() had returned the state of step {newest_step}; "
+                    "go on with the state that it returns, and count on from its step"
+                )
+            raise UsageError(f"global_step {number} was given after {newest_step}; pass the number of completed steps")
         self._last_step = number
         if first and not has_position:
             warn_of_lost_position()
