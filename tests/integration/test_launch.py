@@ -62,6 +62,27 @@ def test_exit_code_is_that_of_the_program():
     assert Launched(["sh", "-c", "kill -KILL $$"], ready=0).ended() == (137, "")
 
 
+@pytest.mark.parametrize(
+    ("environ", "is_said"),
+    [
+        ({"TIPHYS_LINEAGE": "r/fit"}, True),
+        ({"TIPHYS_LINEAGE": "r/fit", "TIPHYS_RESUME_FROM": "1-5"}, False),
+        ({}, False),
+    ],
+    ids=["first", "resumed", "keeps none"],
+)
+def test_training_that_fails_without_a_session_is_told_that_nothing_is_saved(environ, is_said):
+    code, out = Launched(["sh", "-c", "exit 7"], ready=0, **environ).ended()
+    assert code == 7
+    assert ("ended with 7, and no session has saved anything in this attempt; open" in out) is is_said
+    assert "no session" not in Launched(["true"], ready=0, **environ).ended()[1]
+
+
+def test_training_that_fails_with_a_session_is_not_told_that_it_has_none():
+    script = f"{TRAINING}\nsys.exit(7)"
+    assert Launched(python(script), ready=0, TIPHYS_LINEAGE="r/fit").ended() == (7, "")
+
+
 @pytest.mark.parametrize(("program", "code"), [("no-such-programme", 127), ("/etc/passwd", 126)])
 def test_program_that_cannot_be_started_is_named(program, code):
     ended, out = Launched([program], ready=0).ended()

@@ -81,6 +81,12 @@ def run_program(command: Sequence[str], environ: Mapping[str, str], signals: Sig
         finally:
             if watch:
                 watch.close()
+        has_older = bool(environ.get(environment.RESUME_FROM))  # then the program has opened one, and died before it
+        if code and environ.get(environment.LINEAGE) and not (child.had_session or has_older):
+            log_line(
+                f"the program ended with {code}, and no session has saved anything in this attempt; open "
+                "tiphys.checkpoint.session() in its main thread, or run it under tiphys-exec"
+            )
         was_ended = watch is not None and watch.has_ended_program
         return ProgramEnd(code, child.failures, has_committed=child.has_committed, was_ended=was_ended)
 
