@@ -3,10 +3,12 @@
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
 from tiphys.checkpoint.exec.layouts import (
@@ -18,6 +20,7 @@ from tiphys.checkpoint.exec.layouts import (
     find_step,
     fit_layout,
     is_log,
+    may_be_state,
 )
 from tiphys.checkpoint.exec.options import ExecOptions
 
@@ -53,6 +56,14 @@ class FolderCheckpoint:
         """Paths of its files."""
         return [path for path, entry in self.entries.items() if entry.kind == "file"]
 
+    def may_hold_state(self, is_rewritten: Callable[[str], bool]) -> bool:
+        """Whether one of its files may be what a training resumes from; a file whose own name has a step is."""
+        own = self.roots if self.step is not None else ()
+        names = {path: base_name(path) for path in self.files if path not in own}
+        return len(names) < len(self.files) or any(
+            may_be_state(name, is_rewritten=is_rewritten(path)) for path, name in names.items()
+        )
+
     @cached_property
     def began_ns(self) -> int:
         """Time of its oldest file, by the clock of the file system."""
@@ -70,6 +81,17 @@ class FolderContents:
 
     checkpoints: tuple[FolderCheckpoint, ...] = ()
     beside: FolderListing = field(default_factory=dict)
+
+
+class CommitSelection(NamedTuple):
+    """Entries to commit together."""
+
+    checkpoint: FolderCheckpoint
+    roots: tuple[str, ...]
+    """Paths that a restore puts in place, each with all that is below it."""
+    entries: dict[str, FileEntry]
+    loose: AbstractSet[str] = frozenset()
+    """Paths of what the program may change meanwhile, because it is not written with the rest."""
 
 
 @dataclass(frozen=True)

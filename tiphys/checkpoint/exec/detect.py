@@ -15,14 +15,14 @@ checkpoints without a step: ``last.ckpt``, the best model, ``latest``, logs.
 | the program ended by itself | at once |
 """
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from tiphys.checkpoint.exec.arrange import FolderCheckpoint, FolderContents, arrange_folder, parse_step
+from tiphys.checkpoint.exec.arrange import CommitSelection, FolderCheckpoint, FolderContents, arrange_folder, parse_step
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
+from tiphys.checkpoint.exec.independent_files import IndependentFiles, drop_version_words, has_version_word
 from tiphys.checkpoint.exec.layouts import base_name, find_step, is_best, is_log
 from tiphys.checkpoint.exec.options import ExecOptions
 
@@ -37,7 +37,8 @@ process has a descriptor of it, and a busy machine stops the process in between.
 _PATIENCE = 6.0
 """Quiet times after which a missing file or another pointer does not count against a checkpoint any more."""
 _REMEMBERED_STEPS = 8
-_VERSION_WORDS = re.compile(r"last|latest|best|newest|current|final", re.IGNORECASE)
+_SMALL_CHANGE_SECONDS = 60.0
+"""Between commits of a large checkpoint for nothing but small files that are written again by themselves."""
 
 
 class FolderWriters(NamedTuple):
@@ -58,7 +59,7 @@ class FolderScan(NamedTuple):
         now: Seconds of any monotonic clock.
         wall_ns: Time of the clock that stamps files.
         writers: Files that are open for writing; None if that is unknown, as after the end of the program.
-        pointers: The name or number in each small file like ``latest``.
+        pointers: The path or number in each small file like ``latest``.
     """
 
     listing: FolderListing
@@ -66,15 +67,6 @@ class FolderScan(NamedTuple):
     wall_ns: int = 0
     writers: FolderWriters | None = None
     pointers: Mapping[str, str] = {}
-
-
-class CommitSelection(NamedTuple):
-    """Entries to commit together."""
-
-    checkpoint: FolderCheckpoint
-    roots: tuple[str, ...]
-    """Paths that a restore puts in place, each with all that is below it."""
-    entries: dict[str, FileEntry]
 
 
 @dataclass
@@ -107,9 +99,12 @@ class CompletenessDetector:
         self._files: dict[str, _FileState] = {}
         self._before: FolderListing = {}
         self._settled: FolderListing = {}
+        self._restored: FolderListing = {}
         self._contents = FolderContents()
         self._scan = FolderScan({}, 0.0)
         self._steps: dict[int, FolderCheckpoint] = {}
+        self._independent = IndependentFiles()
+        self._committed_at = 0.0
         self._pointers: set[str] = set()
         self._excluded: dict[str, FileEntry] = {}
         self._waiting_since: float | None = None
@@ -122,24 +117,24 @@ class CompletenessDetector:
 
     def begin(self, listing: FolderListing, restored: Collection[str]) -> None:
         """Take the folder before the program starts: what was restored is committed, the rest is not the program's."""
-        self._settled = {path: entry for path, entry in listing.items() if path in restored}
+        self._settled = self._restored = {path: entry for path, entry in listing.items() if path in restored}
         self._before = {path: entry for path, entry in listing.items() if path not in restored}
 
     def settle(self, entries: FolderListing) -> None:
         """Do not select these entries, which are committed or cannot be, until they change; callable on any thread."""
-        self._settled = entries
+        self._settled, self._committed_at = entries, self._now
 
     def observe(self, scan: FolderScan, *, has_ended: bool = False) -> None:
         """Record a scan; ``has_ended`` if the program had ended before."""
         previous, self._files = self._files, {}
+        rewritten: set[str] = set()
         for path, entry in scan.listing.items():
             state = previous.get(path)
             if state is None or state.entry != entry:
-                first_seen, writer, seen = (
-                    (state.first_seen, state.writer, state.writer_seen) if state else (scan.now, "", 0.0)
-                )
-                versions = state.versions + state.was_closed if state else 0
-                state = _FileState(entry, first_seen, scan.now, writer=writer, writer_seen=seen, versions=versions)
+                old = state or _FileState(entry, scan.now, scan.now)
+                versions = old.versions + old.was_closed
+                rewritten |= {path} if old.was_closed else set()
+                state = _FileState(entry, old.first_seen, scan.now, 1, old.writer, old.writer_seen, versions=versions)
             else:
                 state.scans += 1
             if scan.writers is not None:
@@ -148,6 +143,7 @@ class CompletenessDetector:
                 state.is_doubtful |= not (scan.writers.is_certain or state.was_closed or state.writer)
                 state.was_closed = not (state.writer or state.is_doubtful)
             self._files[path] = state
+        self._independent.record(rewritten)
         if not has_ended and (scan.writers is None or scan.writers.is_certain):
             self._alive_at = scan.now
         self._scan = scan
@@ -206,7 +202,7 @@ class CompletenessDetector:
                 break
             except _HinderedError as error:
                 self._why = self._why or str(error)
-                if self._is_settled(checkpoint):
+                if _is_in(self._settled, checkpoint):
                     break  # a lower step would take the place of a committed one
                 if not any(path in self.left_out for path in checkpoint.entries):
                     following = None if self._are_quiet(checkpoint.files, _PATIENCE) else checkpoint
@@ -232,23 +228,23 @@ class CompletenessDetector:
     def _find_lower(self, newest: FolderCheckpoint) -> str:
         """Return what was written after ``newest`` and is of a lower step; empty if nothing was."""
         newest_ns = max((newest.entries[path].changed_ns for path in newest.files), default=0)
+        why = "was restored: the program has not resumed from it" if _is_in(self._restored, newest) else "is older"
         for item in self._contents.checkpoints:
             for root in item.roots:
                 files = [path for path in item.files if path == root or path.startswith(f"{root}/")]
                 if files and min(item.entries[path].changed_ns for path in files) > newest_ns:
                     return (
-                        f"{root} is of a lower step than {newest.name}, which is older; a program that counts its "
+                        f"{root} is of a lower step than {newest.name}, which {why}; a program that counts its "
                         "steps anew, as for each fold, needs --layout whole"
                     )
         return ""
 
-    def _is_settled(self, checkpoint: FolderCheckpoint) -> bool:
-        return all(self._settled.get(path) == checkpoint.entries[path] for path in checkpoint.files)
-
     def _is_news(self, selection: CommitSelection) -> bool:
         files = {path: entry for path, entry in selection.entries.items() if entry.kind != "folder"}
         changed = {path: entry for path, entry in files.items() if self._settled.get(path) != entry}
-        if any(path in selection.checkpoint.entries for path in changed):
+        own = {path for path in changed if path in selection.checkpoint.entries}
+        is_due = self._has_ended or self._now - self._committed_at >= _SMALL_CHANGE_SECONDS
+        if own and (is_due or not own <= selection.loose):
             return True
         # A small file beside a large checkpoint is not worth storing both again.
         changed_bytes = sum(entry.size for path, entry in changed.items() if not is_log(base_name(path)))
@@ -261,6 +257,8 @@ class CompletenessDetector:
                 self.left_out[path] = f"{problem}, so the checkpoint that contains it cannot be saved"
                 raise _HinderedError(f"{path!r} {problem}")
         step = checkpoint.step
+        if not (self._options.takes_names or checkpoint.may_hold_state(self._is_rewritten)):
+            raise _HinderedError("" if step is None else f"{checkpoint.name} holds settings, and no state yet")
         lower = [number for number in self._steps if step is not None and number < step]
         previous = self._steps[max(lower)] if lower else None
         self._check_complete(checkpoint, previous, following)
@@ -273,21 +271,26 @@ class CompletenessDetector:
         self._add_targets(entries, roots)
         parents = {str(parent) for root in roots for parent in PurePosixPath(root).parents}
         entries |= {path: entry for path, entry in self._scan.listing.items() if path in parents}
-        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())))
+        own = {path for path in checkpoint.entries if step is not None or path not in self._independent}
+        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())), entries.keys() - own)
+
+    def _is_rewritten(self, path: str) -> bool:
+        state = self._files[path]
+        return state.versions > 0 or self._settled.get(path, state.entry) != state.entry
 
     def _check_complete(
         self, checkpoint: FolderCheckpoint, previous: FolderCheckpoint | None, following: FolderCheckpoint | None
     ) -> None:
         """Return if there is a sign that ``checkpoint`` is complete; raises `_HinderedError` if there is none."""
         files = checkpoint.files
-        self._check_markers(checkpoint)
+        is_marked = self._check_markers(checkpoint)
         if self._are_finished(files):
             return
         pointers = self._find_newer_pointers(checkpoint)
         if held := next((path for path in files if self._is_held(path, checkpoint, pointers)), ""):
             tense = "was" if self._has_ended else "is"
             raise _HinderedError(f"{held} {tense} held open for writing by {self._files[held].writer}")
-        if all(path in checkpoint.markers for path in files):
+        if is_marked:
             changing = next((path for path in files if self._files[path].scans < 2 and not self._has_ended), "")
             if changing and not self._are_sure(files):
                 raise _HinderedError(f"{changing} changes")
@@ -303,19 +306,24 @@ class CompletenessDetector:
             why = f"changed less than --quiet {self._options.quiet_seconds:g}s before"
             raise _HinderedError(f"{newest} {'may be half written' if self._has_ended else why}")
 
-    def _check_markers(self, checkpoint: FolderCheckpoint) -> None:
-        if checkpoint.missing_marker:
-            raise _HinderedError(checkpoint.missing_marker)
+    def _check_markers(self, checkpoint: FolderCheckpoint) -> bool:
+        """Return whether ``checkpoint`` is marked as complete; raises `_HinderedError` if it cannot be complete."""
+        why = checkpoint.missing_marker
         for path, marker in checkpoint.markers.items():
             # The clock may have been set back. A file and its marker may change between two looks of one scan.
             if self._files[marker].scans > self._files[path].scans + 1:
-                raise _HinderedError(f"{marker} is older than {path}, so it marks nothing")
+                why = why or f"{marker} is older than {path}, so it marks nothing"
+        is_marked = all(path in checkpoint.markers for path in checkpoint.files)
+        # A callback or another rank may write into a library's folder after its marker, and nothing of it again.
+        if why and (self._options.marker or not is_marked or any(map(self._is_rewritten, checkpoint.files))):
+            raise _HinderedError(why)
         for marker in set(checkpoint.markers.values()):
             committed = self._settled.get(marker)
             was_emptied = committed is not None and committed.size > self._files[marker].entry.size == 0
             may_be_torn = self._has_ended and not self._are_finished([marker]) and not self._are_sure([marker])
             if may_be_torn and (was_emptied or marker.endswith(".json")):
                 raise _HinderedError(f"{marker} may be half written")
+        return is_marked and not why
 
     def _find_newer_pointers(self, checkpoint: FolderCheckpoint) -> list[str]:
         """Return the files like ``latest`` that name ``checkpoint``, and are newer than all of it."""
@@ -342,10 +350,8 @@ class CompletenessDetector:
         """Whether ``checkpoint`` is complete once its files are: it is one file, or appeared under its name at once."""
         files = checkpoint.files
         if checkpoint.step is None:
-            versions = {path: self._files[path].versions for path in files}
-            # What is still the first while another file is the third, such as a configuration, is not written with it.
-            again = [path for path in files if versions[path] or max(versions.values()) < 2]
-            return len({_VERSION_WORDS.sub("", path) for path in again}) == 1
+            fresh = [path for path in files if path not in self._independent and not self._are_quiet([path])]
+            return not fresh or len({drop_version_words(path) for path in files}) == 1
         if checkpoint.layout is not None and checkpoint.layout.is_renamed:
             return True
         # Another file of the first step would have followed at once.
@@ -376,15 +382,14 @@ class CompletenessDetector:
             is_of_previous = previous and previous.began_ns <= entry.changed_ns < checkpoint.began_ns
             if is_of_previous and not self._has_ended and not self._are_quiet([*checkpoint.files, path]):
                 raise _HinderedError(f"{path} was written with {previous and previous.name}, and not yet again")
-        is_link = entry.kind == "link"
-        if is_link or self._are_finished([path]) or self._are_sure([path]) or self._are_quiet([path]):
+        if entry.kind == "link" or self._are_finished([path]) or self._are_sure([path]) or self._are_quiet([path]):
             return True
         if path in self._scan.pointers and self._find_target(path, entry) == checkpoint.step is not None:
             return True
         state = self._files[path]
         # What changes at all times, such as a database, is not waited for.
         began = min(self._files[file].first_seen for file in checkpoint.files)
-        is_expected = path in self._settled or state.first_seen >= began or _VERSION_WORDS.search(name)
+        is_expected = path in self._settled or state.first_seen >= began or has_version_word(name)
         if is_expected:
             held = f"is held open for writing by {state.writer}" if state.writer else "changes"
             raise _HinderedError(f"{path} {'may be half written' if self._has_ended else held}")
@@ -426,13 +431,16 @@ class CompletenessDetector:
 
     def _find_target(self, path: str, entry: FileEntry) -> int | None:
         """Return the step that a pointer names; None if it is none."""
-        text = self._scan.pointers.get(path, "") if entry.kind == "file" else base_name(entry.inside or "")
+        text = self._scan.pointers.get(path, "") if entry.kind == "file" else entry.inside or ""
         if text.isdecimal():
             return int(text)
-        for item in self._contents.checkpoints:
-            if any(base_name(root) == text or base_name(root).startswith(f"{text}.") for root in item.roots if text):
-                return item.step
-        return parse_step(text, self._options.step_from) if self._options.step_from else find_step(text)
+        last = base_name(text)
+        for name in filter(None, reversed(text.split("/"))):  # it may name a file in the folder of a step
+            for item in self._contents.checkpoints:
+                names = map(base_name, item.roots)
+                if any(root == name or (name == last and root.startswith(f"{name}.")) for root in names):
+                    return item.step
+        return parse_step(last, self._options.step_from) if self._options.step_from else find_step(last)
 
     def _add_targets(self, entries: dict[str, FileEntry], roots: list[str]) -> None:
         """Add the checkpoints and files that a link or pointer in ``entries`` names."""
@@ -445,7 +453,8 @@ class CompletenessDetector:
             for item in self._contents.checkpoints:
                 is_named = item.step is not None and item.step == step
                 if (is_named or target in item.entries) and not item.entries.keys() <= entries.keys():
-                    if any(entry.problem for entry in item.entries.values()) or item.missing_marker:
+                    problems = [entry.problem for entry in item.entries.values() if entry.problem]
+                    if problems or (item.missing_marker and not item.markers):
                         continue
                     files = item.files
                     if not (self._are_finished(files) or self._are_sure(files) or self._are_quiet(files)):
@@ -485,3 +494,7 @@ class CompletenessDetector:
         writers = self._scan.writers
         is_dying = writers is not None and not writers.processes  # the kernel takes time to free a large process
         return (min(self._now, self._alive_at) if self._has_ended or is_dying else self._now) - state.since
+
+
+def _is_in(listing: FolderListing, checkpoint: FolderCheckpoint) -> bool:
+    return all(listing.get(path) == checkpoint.entries[path] for path in checkpoint.files)

@@ -109,7 +109,7 @@ class PointerReader:
         self._read: dict[str, tuple[FileEntry, str]] = {}
 
     def read(self, listing: FolderListing) -> dict[str, str]:
-        """Return the name or number in each pointer of ``listing``; those without one are left out."""
+        """Return the path or number in each pointer of ``listing``; those without one are left out."""
         previous, self._read = self._read, {}
         for path, entry in listing.items():
             name = base_name(path)

@@ -15,7 +15,7 @@ import json
 import os
 import posixpath
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -155,6 +155,7 @@ def make_link(
 FRAMEWORK = "files"
 _FORMAT = 2
 SHARD_BYTES = 32 << 20
+_COPIED_BYTES = 16 << 20
 _MAX_PIECES = 1 << 16
 """More shards than a manifest can name."""
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
@@ -188,6 +189,7 @@ class ContentShard:
     root: Path
     spans: tuple[FileSpan, ...]
     entries: FolderListing
+    copies: Mapping[str, bytearray]
     suffix: str = "bin"
 
     @property
@@ -197,14 +199,36 @@ class ContentShard:
     def data(self) -> bytearray:
         content = bytearray()
         for span in self.spans:
-            content += _read_span(self.root / span.path, span, self.entries[span.path])
+            if (copy := self.copies.get(span.path)) is None:
+                content += _read_span(self.root / span.path, span, self.entries[span.path])
+            else:
+                content += memoryview(copy)[span.offset : span.offset + span.size]
         return content
 
 
-def build_shards(root: Path, roots: Sequence[str], entries: FolderListing) -> list[BufferedShard | ContentShard]:
+def copy_small_files(root: Path, entries: FolderListing, paths: Collection[str]) -> dict[str, bytearray]:
+    """Return the content of those of ``paths`` that are files and fit into little memory, the smallest first.
+
+    Raises:
+        FileChangedError: a file is not as in ``entries``.
+        FileUnreadableError: a file cannot be read.
+    """
+    files = sorted((entries[path].size, path) for path in paths if entries[path].kind == "file")
+    copies, total_bytes = {}, 0
+    for size, path in files:
+        total_bytes += size
+        if total_bytes > _COPIED_BYTES:
+            break
+        copies[path] = _read_span(root / path, FileSpan(path, 0, size), entries[path])
+    return copies
+
+
+def build_shards(
+    root: Path, roots: Sequence[str], entries: FolderListing, copies: Mapping[str, bytearray] | None = None
+) -> list[BufferedShard | ContentShard]:
     """Return shards that hold ``entries`` exactly; ``roots`` are the paths that a restore puts in place.
 
-    The first is the index: everything except the content of the files.
+    The first is the index: everything except the content of the files, which is read later where ``copies`` lacks it.
 
     Raises:
         UsageError: an entry cannot be saved; the message names it.
@@ -214,7 +238,8 @@ def build_shards(root: Path, roots: Sequence[str], entries: FolderListing) -> li
             raise UsageError(f"{path!r} {entry.problem}, so the checkpoint that contains it cannot be saved")
     # Nothing but the order of its rows keeps the change times, which cannot be set.
     entries = dict(sorted(entries.items(), key=lambda item: (item[1].times_ns[1], item[0])))
-    contents = [ContentShard(root, spans, entries) for spans in split_into_spans(_file_sizes(entries), SHARD_BYTES)]
+    pieces = split_into_spans(_file_sizes(entries), SHARD_BYTES)
+    contents = [ContentShard(root, spans, entries, copies or {}) for spans in pieces]
     return [BufferedShard("json", _encode_index(roots, entries)), *contents]
 
 

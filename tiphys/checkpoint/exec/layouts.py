@@ -74,7 +74,18 @@ TEMPORARY_PATTERNS = (
 )
 """Names that are gone once the checkpoint is complete, and that are never part of one."""
 
-_LOG_PATTERNS = ("*.log", "*.log.*", "*.out", "*.err", "*.csv", "*.tsv", "*.jsonl", "events.out.tfevents.*", "*.wandb")
+_LOG_PATTERNS = (
+    *("*.log", "*.log.*", "*log.txt", "log[-_.]*.txt", "logs.txt", "std???.txt", "*.out", "*.err"),
+    *("*.csv", "*.tsv", "*.jsonl", "events.out.tfevents.*", "*.wandb"),
+    *("*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.pdf", "*.html"),
+)
+_CODE = re.compile(r".*\.(py|ipynb|sh|md|patch|diff)", re.I)
+_SETTINGS = re.compile(
+    r".*\.(ya?ml|toml|ini|cfg|conf|lock)|(.*[._-])?(config\w*|settings|options|args|arguments|hparams|hyper_?param\w*"
+    r"|params|tokenizer|vocab\w*|merges|tokens_map|added_tokens|metadata|info|labels|classes|requirements)"
+    r"\.(json|txt|pkl|bin)",
+    re.I,
+)
 _STEP_LABELS = r"(?:global|time)?_?steps?|updates?"
 _OTHER_LABELS = (
     r"iter(?:ation)?s?|epochs?|ep|episodes?|generations?|ckpt|chkpt|checkpoints?|snapshot|round|model|weights|network"
@@ -89,6 +100,7 @@ _LAST_NUMBER = re.compile(r"(?<![\d.])\d+(?!\.?\d)")
 _OF_MANY = re.compile(r"(?<!\d)\d+-of-\d+")
 _POINTER_NAME = re.compile(r"latest|last|newest|current|best|resume|checkpoint$|ckpt$", re.I)
 _FIELD = re.compile(r'"(?:global_step|step|iteration|epoch)"\s*:\s*(\d+)')
+_TEXT_FIELD = re.compile(r'^\s*\{[^{}]*?:\s*"([^"]+)"')
 POINTER_BYTES = 4096
 """Largest file that is read as a pointer."""
 
@@ -100,8 +112,16 @@ def base_name(path: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def is_log(name: str) -> bool:
-    """Return whether a file of this name only grows, so that its beginning is as good as the whole."""
+    """Return whether a file of this name only grows, so that its beginning is as good as the whole, or is a picture."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _LOG_PATTERNS)
+
+
+def may_be_state(name: str, *, is_rewritten: bool) -> bool:
+    """Return whether a file of this name may be what a training resumes from, though nothing else lies there.
+
+    Settings are written once, before the first step. What is written again and again is a state, whatever its name.
+    """
+    return not (is_log(name) or _CODE.fullmatch(name) or (_SETTINGS.fullmatch(name) and not is_rewritten))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -160,12 +180,11 @@ def describe_copy(modified_ns: Mapping[str, int]) -> str:
 
 
 def read_pointer(text: str) -> str:
-    """Return the name of the checkpoint, or the number, in a pointer's text; empty if it holds none."""
+    """Return the path of the checkpoint, or the number, in a pointer's text; empty if it holds none."""
+    if field := _FIELD.search(text) or _TEXT_FIELD.match(text):
+        return field[1].rstrip("/")
     line = text.strip().partition("\n")[0]
-    if field := _FIELD.search(text):
-        return field[1]
-    value = re.split(r"[:=]\s", line)[-1].strip().strip("\"',; ")
-    return base_name(value.rstrip("/"))
+    return re.split(r"[:=]\s", line)[-1].strip().strip("\"',; ").rstrip("/")
 
 
 @lru_cache(maxsize=1 << 16)

@@ -5,12 +5,18 @@ storage that does not answer. So a daemon thread uploads: the wrapper can exit
 without waiting for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tiphys.checkpoint.exec.detect import CommitSelection
+from tiphys.checkpoint.exec.arrange import CommitSelection
 from tiphys.checkpoint.exec.evidence import find_writers
-from tiphys.checkpoint.exec.files import FileChangedError, FileUnreadableError, build_shards, check_unchanged
+from tiphys.checkpoint.exec.files import (
+    FileChangedError,
+    FileUnreadableError,
+    build_shards,
+    check_unchanged,
+    copy_small_files,
+)
 from tiphys.checkpoint.exec.store import FileCheckpointStore
 from tiphys.checkpoint.exec.watch import FolderWatch
 from tiphys.checkpoint.telemetry.events import log_message
@@ -68,8 +74,9 @@ class BackgroundCommit:
     def _run(self, selection: CommitSelection, global_step: int, reason: str) -> None:
         started = self._clock()
         try:
-            shards = build_shards(self._folder, selection.roots, selection.entries)
-            self._checkpoints.commit(global_step, shards, reason, lambda: self._check_unchanged(selection))
+            copies = copy_small_files(self._folder, selection.entries, selection.loose)
+            shards = build_shards(self._folder, selection.roots, selection.entries, copies)
+            self._checkpoints.commit(global_step, shards, reason, lambda: self._check_unchanged(selection, copies))
         except FencedError as error:
             self.fenced = error
         except FileChangedError as error:
@@ -92,9 +99,14 @@ class BackgroundCommit:
             self.last_commit_seconds = self._clock() - started
             self._watch.settle(selection.entries)
 
-    def _check_unchanged(self, selection: CommitSelection) -> None:
-        check_unchanged(self._folder, selection.entries)
-        own = selection.checkpoint.entries
+    def _check_unchanged(self, selection: CommitSelection, copied: Collection[str]) -> None:
+        fixed = {
+            path: entry
+            for path, entry in selection.entries.items()
+            if path not in copied and (entry.kind == "file" or path not in selection.loose)
+        }
+        check_unchanged(self._folder, fixed)
+        own = selection.checkpoint.entries.keys() - copied
         writers = find_writers(self._folder)
         if opened := next((path for path in own if writers and path in writers.names), ""):
             raise FileChangedError(f"{self._folder / opened} was opened for writing while its checkpoint was stored")

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from tiphys.checkpoint.exec.detect import CommitSelection
+from tiphys.checkpoint.exec.arrange import CommitSelection
 from tiphys.checkpoint.exec.options import ExecOptions
 from tiphys.checkpoint.exec.output import ProgramOutput
 from tiphys.checkpoint.exec.restore import SET_ASIDE_FOLDER, set_aside

@@ -5,8 +5,8 @@ import os
 import time
 from collections.abc import Callable, Collection
 
-from tiphys.checkpoint.exec.arrange import arrange_folder
-from tiphys.checkpoint.exec.detect import CommitSelection, CompletenessDetector, FolderScan, FolderWriters
+from tiphys.checkpoint.exec.arrange import CommitSelection, arrange_folder
+from tiphys.checkpoint.exec.detect import CompletenessDetector, FolderScan, FolderWriters
 from tiphys.checkpoint.exec.evidence import PointerReader, ends_as_written, find_writers
 from tiphys.checkpoint.exec.files import scan_folder
 from tiphys.checkpoint.exec.layouts import describe_copy

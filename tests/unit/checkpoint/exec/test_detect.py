@@ -23,6 +23,7 @@ import pytest
 from tiphys.checkpoint.exec.arrange import arrange_folder, matches_pattern
 from tiphys.checkpoint.exec.detect import CompletenessDetector, FolderScan, FolderWriters
 from tiphys.checkpoint.exec.files import FileEntry, make_link
+from tiphys.checkpoint.exec.layouts import read_pointer
 from tiphys.checkpoint.exec.options import ExecOptions
 
 SECOND = 1_000_000_000
@@ -186,6 +187,113 @@ def test_a_file_that_is_overwritten_again_and_again_is_not_held_up_by_one_that_i
     assert found == ["config.json", "state.pkl"]
 
 
+SETTINGS = (
+    "config.json",
+    "configs/train.yaml",
+    ".hydra/overrides.yaml",
+    "hparams.json",
+    "training_args.bin",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "README.md",
+    "code/train.py",
+    "samples.png",
+)
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in SETTINGS), SETTINGS], ids=lambda names: names[0])
+def test_settings_alone_are_no_checkpoint(names):
+    folder = paths(dict.fromkeys(names, 1))
+    watch = Watch().closed(2, folder).closed(90, folder)
+    assert watch.select(90) is None
+    assert watch.detector.find_hindrance(90) == (0.0, "")  # as if nothing was written: the watch says so
+    assert watch.look(91, folder, ended=True).select(91, has_ended=True, has_finished=True) is None
+    whole = paths({**dict.fromkeys(names, 1), "model.pt": 92})
+    assert watch.closed(93, whole).closed(99, whole).select(99) == sorted([*names, "model.pt"])
+
+
+@pytest.mark.parametrize(
+    "name", ["state.json", "progress.txt", "model.pt", "weights.npz", "study.db", "results.csv.gz"]
+)
+def test_a_first_file_that_may_be_a_state_is_a_checkpoint(name):
+    assert Watch().closed(2, paths({name: 1})).closed(3, paths({name: 1})).select(3) == [name]
+
+
+def test_settings_that_are_written_again_are_a_state():
+    watch = Watch().closed(2, paths({"params.json": 1})).closed(3, paths({"params.json": 1}))
+    assert watch.select(3) is None
+    assert watch.closed(6, paths({"params.json": 5})).select(6) == ["params.json"]
+
+
+def test_folder_of_a_step_is_no_checkpoint_while_it_holds_settings_alone():
+    watch = Watch().closed(2, paths({"epoch_1/config.json": 1})).closed(90, paths({"epoch_1/config.json": 1}))
+    assert watch.select(90) is None
+    assert watch.why(90) == "epoch_1 holds settings, and no state yet"
+    whole = paths({"epoch_1/config.json": 1, "epoch_1/model.safetensors": 91})
+    assert watch.closed(92, whole).closed(98, whole).select(98) == ["epoch_1/config.json", "epoch_1/model.safetensors"]
+    assert Watch().closed(2, paths({"step_5.yaml": 1})).closed(9, paths({"step_5.yaml": 1})).select(9) == [
+        "step_5.yaml"
+    ]
+
+
+HF = {"checkpoint-10/model.safetensors": 1, "checkpoint-10/trainer_state.json": 2}
+
+
+def test_callback_that_writes_after_the_marker_of_a_library_hinders_nothing():
+    watch = Watch().closed(3, paths(HF)).closed(4, paths(HF))
+    assert watch.select(4) == sorted(HF)
+    watch.detector.settle(paths(HF))
+    whole = {**HF, "checkpoint-10/adapter_model.bin": 4.5, "checkpoint-10/rng_state_1.pth": 5}
+    watch.closed(6, paths(whole))
+    assert watch.select(6) is None
+    assert watch.closed(11, paths(whole)).select(11) == sorted(whole)
+    watch.detector.settle(paths(whole))
+    after = whole | {name.replace("-10", "-20"): at + 20 for name, at in whole.items()}
+    assert watch.closed(26, paths(after)).select(26) == sorted(name for name in after if "-20" in name)
+
+
+def test_folder_of_a_library_that_is_overwritten_waits_for_its_marker():
+    last = {name.replace("-10", ""): at for name, at in HF.items()}
+    torn = {**last, "checkpoint/model.safetensors": 10}
+    watch = Watch().closed(3, paths(last)).closed(4, paths(last)).closed(11, paths(torn)).closed(90, paths(torn))
+    assert watch.select(90) is None
+    assert "so it marks nothing" in watch.why(90)
+    restored = (
+        Watch(AUTO, paths(last), set(last)).closed(3, paths(last)).closed(11, paths(torn)).closed(90, paths(torn))
+    )
+    assert restored.select(90) is None
+    whole = paths({**torn, "checkpoint/trainer_state.json": 91})
+    assert restored.closed(92, whole).closed(93, whole).select(93) == sorted(last)
+
+
+def test_file_that_is_written_after_every_step_does_not_hold_up_a_rarer_one():
+    watch, taken = Watch(), []
+    for now in range(1, 36):
+        saves = [at for at in (3.5, 19.5, 31.5) if at < now]
+        model = {"model.pt": file(saves[-1], size=1000)} if saves else {}
+        folder = paths({"metrics.json": now - 0.5, **model})
+        if (found := watch.closed(now, folder).select(now)) and "model.pt" in found:
+            taken.append(now)
+            watch.detector.settle(folder)
+    # At first it is waited for whether other files follow. Metrics alone are not worth storing the model again so soon.
+    assert taken == [9, 25, 32]
+    assert watch.look(36, folder, ended=True).select(36, has_ended=True) is not None
+    late = {path: file(99.5) if path == "metrics.json" else entry for path, entry in folder.items()}
+    assert watch.closed(100, late).select(100) == ["metrics.json", "model.pt"]
+
+
+def test_rarer_files_of_which_some_are_missing_are_waited_for_beside_one_of_every_step():
+    watch = Watch()
+    both = {"model.pt": 3.5, "optimizer.pt": 3.8}
+    for now in range(1, 10):
+        watch.closed(now, paths({"metrics.json": now - 0.5, **(both if now >= 4 else {})}))
+        assert (watch.select(now) is not None) is (now < 4 or now == 9), now
+    for now in range(10, 14):
+        watch.closed(now, paths({"metrics.json": now - 0.5, **both, "model.pt": 9.5}))
+        assert watch.select(now) is None
+
+
 def test_files_that_are_overwritten_in_turn_wait_for_each_other():
     watch = Watch()
     for at in (1, 3, 5, 7):
@@ -326,7 +434,8 @@ def test_a_number_above_the_step_of_a_program_that_counts_anew_is_said():
     old, new = paths({"step-60.ckpt": 1}), paths({"step-60.ckpt": 1, "step-20.ckpt": 5})
     watch = Watch(AUTO, old, set(old)).closed(6, new).closed(30, new)
     assert watch.select(30) is None
-    assert "step-20.ckpt is of a lower step than step-60.ckpt" in watch.why(30)
+    assert "step-20.ckpt is of a lower step than step-60.ckpt, which was restored" in watch.why(30)
+    assert "the program has not resumed from it" in watch.why(30)
 
 
 def test_a_file_beside_a_step_is_kept_with_it():
@@ -380,9 +489,19 @@ def test_a_database_that_is_open_at_all_times_hinders_nothing():
 
 def test_a_log_that_grows_hinders_nothing():
     watch = Watch()
+    logs = (
+        "log.txt",
+        "log_2.txt",
+        "out/train_log.txt",
+        "stdout.txt",
+        "tb/events.out.tfevents.1",
+        "train.log",
+        "loss.png",
+    )
     for second in range(10):
-        watch.closed(second + 0.5, paths({"model.bin": 1, "train.log": second, "tb/events.out.tfevents.1": second}))
-    assert watch.select(9.5) == ["model.bin", "tb/events.out.tfevents.1", "train.log"]
+        grown = dict.fromkeys(logs, second)
+        watch.look(second + 0.5, paths({"model.bin": 1, **grown}), writers=dict.fromkeys(logs, "process 7 (python)"))
+    assert watch.select(9.5) == sorted(["model.bin", *logs])
 
 
 POINTERS = {"global_step20/w": 1, "latest": 2}
@@ -399,6 +518,31 @@ def test_a_step_waits_until_its_pointer_names_it():
     assert watch.why(90) == "latest names step 20, not global_step40"
     watch.closed(92, paths({**both, "latest": 91}), pointers={"latest": "global_step40"})
     assert watch.select(92) == ["global_step40/w", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("step_20", "step_20"),
+        ("/mnt/model_7/out/step_20/state.pkl\n", "step_20"),
+        ('{"path": "out/step_20/state.pkl", "time": "2026"}', "step_20"),
+        ('{\n  "lr": 0.1,\n  "file": "step_20/state.pkl"\n}', "step_20"),
+        ('{"step": 20, "file": "x"}', "20"),
+        ("checkpoint: step_20/", "step_20"),
+        ('model_checkpoint_path: "ckpt-20"\nall_model_checkpoint_paths: "ckpt-10"', "ckpt-20"),
+    ],
+)
+def test_pointer_may_name_a_file_within_the_folder_of_a_step(text, named):
+    pointers = {"latest.json": read_pointer(text)}
+    assert named in pointers["latest.json"]
+    first = {"step_20/state.pkl": 1, "latest.json": 2}
+    watch = Watch().closed(3, paths(first), pointers=pointers)
+    assert watch.select(3) == ["latest.json", "step_20/state.pkl"]
+    watch.detector.settle(paths(first))
+    later = paths({**first, "step_40/state.pkl": 10})
+    watch.closed(11, later, pointers=pointers).look(12, later, ended=True, pointers=pointers)
+    assert watch.select(12, has_ended=True) is None  # a program that follows its pointer would not find step 20
+    assert watch.detector.find_hindrance(12)[1] == "latest.json names step 20, not step_40"
 
 
 def test_a_step_is_not_committed_while_its_pointer_is_gone():

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from support.builders.lineage import LINEAGE, RUN, claim_of, ref, write_claim
@@ -213,6 +214,32 @@ def test_a_checkpoint_that_changes_while_it_is_stored_is_not_committed(store, fo
     assert "it is stored once it is complete again" in capsys.readouterr().err
 
 
+def test_small_files_beside_a_checkpoint_may_change_while_it_is_stored(store, folder):
+    write(folder, 7)
+    (folder / "metrics.json").write_text("7")
+    (folder / "latest").symlink_to("checkpoint-7")
+    watch, found = selection(folder)
+    assert {"metrics.json", "latest"} <= set(found.loose)
+    real = store.create
+
+    def create(key, data, **others):
+        (folder / "metrics.json").write_text("some more")
+        (folder / "latest").unlink(missing_ok=True)
+        (folder / "latest").symlink_to("checkpoint-8")
+        real(key, data, **others)
+
+    store.create = create
+    saving = saver(keeper(store), folder, watch)
+    saving.start(found, 7, "due")
+    until(lambda: not saving.is_busy)
+    assert list_commits(store, LINEAGE) == [ref(1, 7)]
+    store.create = real
+    write_claim(store, claim_of(2))
+    assert run(store, options(folder / "again", 'cat "$0"/metrics.json > "$0".seen'), attempt=2) == 0
+    assert (folder / "again.seen").read_text() == "7"
+    assert (folder / "again" / "latest").readlink() == Path("checkpoint-7")
+
+
 def test_a_file_that_appears_beside_a_checkpoint_does_not_refuse_its_commit(store, folder):
     write(folder, 7)
     watch, found = selection(folder)
@@ -289,6 +316,13 @@ def test_a_program_that_writes_nothing_to_the_folder_is_reported(store, folder, 
     assert run(store, options(folder)) == 0
     assert capsys.readouterr().err.count("so none was committed; check --dir") == 1
     assert shown(store) == f"no commit yet, because the program has written no checkpoint to {folder}"
+
+
+def test_settings_alone_are_no_checkpoint_from_which_an_attempt_resumes(store, folder, capsys):
+    given = options(folder, 'echo {} > "$0"/config.json; sleep 0.2; exit 1', checkpoint="", step_from=None)
+    assert run(store, given) == 1
+    assert list_commits(store, LINEAGE) == []
+    assert capsys.readouterr().err.count("has written no checkpoint to") == 1
 
 
 def test_files_of_an_attempt_that_committed_nothing_are_set_aside(store, folder, capsys):
