@@ -23,6 +23,7 @@ from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import (
     CompiledPipeline,
     Manifest,
+    find_template,
     program_source,
     read_workflow_parameters,
     substitute_tags,
@@ -31,6 +32,7 @@ from tiphys.protocol.drift_policy import DriftAction, DriftClass, DriftPolicy
 from tiphys.protocol.fan_out import argo_text
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
+from tiphys.protocol.variables import find_variables
 from tiphys.records import Record
 from tiphys.store import Store, lineage_name
 from tiphys_controller.plan.dag import find_reachable_templates, find_template_names
@@ -56,8 +58,10 @@ def comparable_fields(pipeline: CompiledPipeline, name: str) -> Mapping[SpecFiel
     parameters = {
         f"workflow.parameters.{key}": value for key, value in read_workflow_parameters(pipeline.manifest).items()
     }
-    body = substitute_tags(body, {tag: value for tag, value in parameters.items() if not _TIPHYS_NAME.search(tag)}.get)
-    fields = [*_task_fields(body), *_step_spec_fields(pipeline, name)]
+    known = {tag: value for tag, value in parameters.items() if not _TIPHYS_NAME.search(tag)}
+    known |= _entry_inputs(pipeline.manifest, known)
+    fields = [*_expression_fields(body, known), *_task_fields(substitute_tags(body, known.get))]
+    fields += _step_spec_fields(pipeline, name)
     for template in _program_templates(pipeline.manifest, body):
         fields += _program_fields(template)
     fields += _admit_fields(pipeline, name, parameters)
@@ -78,6 +82,28 @@ def _fill_in_defaults(manifest: Manifest, task: Manifest) -> Manifest:
         if parameter["name"] not in names
     ]
     return {**task, "arguments": {**arguments, "parameters": [*given, *defaults]}}
+
+
+def _entry_inputs(manifest: Manifest, parameters: Mapping[str, str]) -> dict[str, str]:
+    """What the inputs of the entry DAG are, as text by tag: arguments of the Workflow, or their defaults."""
+    spec = manifest["spec"]
+    inputs = find_template(manifest, spec["entrypoint"]).get("inputs") or {}
+    found = {}
+    for kind in ("parameters", "artifacts"):
+        given = {argument["name"]: argument for argument in (spec.get("arguments") or {}).get(kind) or []}
+        for declared in inputs.get(kind) or []:
+            source = {**declared, **given.get(declared["name"], {})}
+            value = source.get("value", source.get("default")) if kind == "parameters" else source
+            found[f"inputs.{kind}.{declared['name']}"] = _text(value)
+    return {tag: substitute_tags(text, parameters.get) for tag, text in found.items()}
+
+
+def _expression_fields(body: Manifest, known: Mapping[str, str]) -> Iterator[tuple[SpecField, str]]:
+    """The values that expressions of a task use, which no tag puts into its text."""
+    used = (".".join(variable.names[:3]) for variable in find_variables(body) if variable.is_expression)
+    for name in used:
+        if name in known:
+            yield (DriftClass.PARAMETERS, name), known[name]
 
 
 def code_commit(pipeline: CompiledPipeline) -> str:

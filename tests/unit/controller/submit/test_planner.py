@@ -295,6 +295,35 @@ def test_a_changed_default_of_a_template_is_a_changed_parameter(
     assert dry.plan.refusal is not None
 
 
+@pytest.mark.parametrize(
+    ("kind", "argument", "drift"),
+    [
+        ("parameters", {"value": "{{inputs.parameters.rate}}"}, "parameters rate"),
+        ("parameters", {"value": "{{=asInt(inputs.parameters['rate'])}}"}, "parameters inputs.parameters.rate"),
+        ("artifacts", {"from": "{{inputs.artifacts.rate}}"}, "data rate"),
+    ],
+)
+@pytest.mark.parametrize("place", ["the entry point", "the Workflow"])
+def test_a_changed_input_of_the_entry_point_is_a_changed_input_of_the_steps_that_take_it(
+    place: str, kind: str, argument: Manifest, drift: str, store: Store, submitter: FakeSubmitter
+) -> None:
+    def with_input(text: str) -> CompiledPipeline:
+        manifest = copy.deepcopy(PIPELINE)
+        spec = manifest["spec"]
+        given = {"value": text} if kind == "parameters" else {"raw": {"data": text}}
+        [entry] = [template for template in spec["templates"] if template["name"] == spec["entrypoint"]]
+        entry["inputs"] = {kind: [{"name": "rate", **(given if place == "the entry point" else {})}]}
+        if place == "the Workflow":
+            spec["arguments"].setdefault(kind, []).append({"name": "rate", **given})
+        [aside] = [task for task in entry["dag"]["tasks"] if task["name"] == "aside"]
+        aside["arguments"] = {kind: [{"name": "rate", **argument}]}
+        return CompiledPipeline.from_manifest(manifest)
+
+    found = find_drift(with_input("1.5"), with_input("2.5"), DriftPolicy())
+
+    assert [line.partition(drift)[:2] for line in words(found) if line.startswith("aside")] == [("aside: ", drift)]
+
+
 def test_an_action_can_be_overridden(store: Store, submitter: FakeSubmitter, history: History) -> None:
     change = WorkflowChange(with_parameter("0.5"), {"parameters": "warn"})
 
