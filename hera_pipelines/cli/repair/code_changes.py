@@ -7,7 +7,8 @@ actions), compiles the changed Workflow, and prints the differences.
 import difflib
 import importlib.metadata
 import platform
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -93,11 +94,14 @@ class RunEdits:
         """Folder of the modules of the pipeline, for programs on this machine; None if it is not known here."""
         return self.file.parent if self.file else read_code_folder(store, run)
 
-    def build_change(self, store: Store, run: str, *, runs_locally: bool = True) -> WorkflowChange:
+    def build_change(
+        self, store: Store, run: str, *, runs_locally: bool = True, note: Callable[[str], None] = lambda _: None
+    ) -> WorkflowChange:
         """Build the changed Workflow of ``run``.
 
-        A changed file keeps the run's parameter values for the parameters that it still declares. ``runs_locally``:
-        whether the programs run on this machine, with the packages installed here.
+        A changed file keeps the run's parameter values for the parameters that it still declares; ``note`` is told of the
+        values of the file that give way. ``runs_locally``: whether the programs run on this machine, with the packages
+        installed here.
 
         Raises:
             UsageError: the file does not define the named pipeline, or a parameter, class or action is unknown.
@@ -109,19 +113,30 @@ class RunEdits:
         before = RunHistory(store, run).workflow
         if self.file is None or self.pipeline is None:
             return WorkflowChange(with_parameters(before, parameters), actions, version_lookup)
-        changed = _compile_changed(self.pipeline, self.file.parent, store, before, parameters)
-        return WorkflowChange(changed, actions, version_lookup)
+        changed = compile_to_workflow(self.pipeline, store=store.url)
+        declared = {parameter["name"] for parameter in declared_parameters(changed)}
+        inherited = {name: value for name, value in author_parameters(before).items() if name in declared}
+        values = {**inherited, **parameters}
+        in_file = author_parameters(changed).items()
+        if kept := {
+            name: text for name, text in in_file if name in inherited and values[name] == inherited[name] != text
+        }:
+            differences = ", ".join(f"{name}={inherited[name]} (the file: {text})" for name, text in kept.items())
+            words = [word for name, text in kept.items() for word in ("-p", f"{name}={text}")]
+            fork = shlex.join(["tiphys", "fork", run, str(self.file), *words])
+            note(f"parameters keep the values of run {run}: {differences}; with those of the file: {fork}")
+        return WorkflowChange(
+            _complete(changed, self.pipeline, self.file.parent, before, values), actions, version_lookup
+        )
 
 
-def _compile_changed(
-    pipeline: "AnyPipeline", folder: Path, store: Store, before: Manifest, parameters: dict[str, str]
+def _complete(
+    manifest: Manifest, pipeline: "AnyPipeline", folder: Path, before: Manifest, values: dict[str, str]
 ) -> Manifest:
+    """The compiled Workflow with parameter values, and with what it has from its folder and the Workflow before."""
     from hera_pipelines.compile.output import read_git_commit, record_code_version
 
-    manifest = compile_to_workflow(pipeline, store=store.url)
-    declared = {parameter["name"] for parameter in declared_parameters(manifest)}
-    inherited = {name: value for name, value in author_parameters(before).items() if name in declared}
-    manifest = with_parameters(manifest, {**inherited, **parameters}, pipeline)
+    manifest = with_parameters(manifest, values, pipeline)
     require_values(manifest)
     record_code_version(manifest, read_git_commit(folder))
     record_code_folder(manifest, folder)

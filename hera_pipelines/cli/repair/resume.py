@@ -75,9 +75,8 @@ def plan(
     run_store = existing_store(screen, store, edits.store)
     if (missing := find_unrecorded(run_store, run)) is not None:
         raise missing
-    change = edits.build_change(
-        run_store, run, runs_locally=not is_on_cluster(RunHistory(run_store, run).last_submission)
-    )
+    on_cluster = is_on_cluster(RunHistory(run_store, run).last_submission)
+    change = edits.build_change(run_store, run, runs_locally=not on_cluster, note=screen.note)
     report = _show_full_plan(screen, run_store, plan_run(run_store, run, edits.rerun, change), output)
     if report.running:
         files = [str(edits.file)] if edits.file else []
@@ -183,7 +182,7 @@ def resume(
             return
     last = RunHistory(store, run).last_submission
     on_cluster = choose_target(command, options, run, last, local)
-    change = edits.build_change(store, run, runs_locally=not on_cluster)
+    change = edits.build_change(store, run, runs_locally=not on_cluster, note=screen.note)
     if dry_run:
         _show_full_plan(screen, store, plan_run(store, run, edits.rerun, change, force=force), options.output)
         return

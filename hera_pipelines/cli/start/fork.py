@@ -77,7 +77,7 @@ def fork(
     read_run(store, run)
     last = RunHistory(store, run).last_submission
     on_cluster = choose_target(command, options, run, last, local)
-    change = edits.build_change(store, run, runs_locally=not on_cluster)
+    change = edits.build_change(store, run, runs_locally=not on_cluster, note=screen.note)
 
     def submit(submitter: Submitter, namespace: str) -> tuple[str, int] | None:
         key = options.idempotency_key or ""

@@ -122,6 +122,22 @@ def test_a_changed_file_keeps_the_value_of_a_parameter_that_it_declares_without_
     assert (planned.code, set(steps(planned).values())) == (0, {"skip"})
 
 
+@pytest.mark.parametrize("command", ["plan", "resume", "fork"])
+def test_a_changed_file_keeps_the_values_of_the_run_and_says_which_it_has_itself(
+    tiphys: Command, failed: Path, command: str
+) -> None:
+    file = failed / "code" / "tiny.py"
+    file.write_text(file.read_text().replace('"steps": "20"', '"steps": "30"'))
+
+    answer = tiphys(command, "tiny-1", file, *([] if command == "plan" else ["--dry-run"]))
+
+    assert "parameters keep the values of run tiny-1: steps=20 (the file: 30), fail=yes (the file: no)" in answer.err
+    assert f"with those of the file: tiphys fork tiny-1 {file} -p steps=30 -p fail=no" in answer.err
+    if command == "fork":
+        taken = tiphys("fork", "tiny-1", file, "-p", "steps=30", "-p", "fail=no", "--dry-run")
+        assert "parameters keep" not in taken.err
+
+
 def test_plan_says_what_a_resume_will_do_about_a_damaged_end_record(tiphys: Command, failed: Path) -> None:
     [record] = (failed / ".tiphys" / "store").glob("control/runs/*/attempts/report/000000001.end.json")
     run = record.parents[2].name
