@@ -260,8 +260,15 @@ def _check_dag(dag: Manifest, names: set[str]) -> Iterator[str]:
 
 def _check_child(child: Manifest, names: set[str], known: set[str], kind: str) -> Iterator[str]:
     where = f"{kind} {child.get('name')}"
-    yield from unknown_fields(child, known, where)
-    if child.get("template") not in names:
+    yield from unknown_fields(child, known | {"templateRef", "inline"}, where)
+    if reference := child.get("templateRef"):
+        yield (
+            f"{where}.templateRef: {reference.get('name')!r} is an object of a cluster; write it into the file of the "
+            "Workflow, as a document of its own"
+        )
+    elif child.get("inline"):
+        yield f"{where}.inline: write the template beside the others, under a name"
+    elif child.get("template") not in names:
         yield f"{where}: there is no template {child.get('template')!r}"
     yield from _check_readable(check_condition, replace_every_tag(child.get("when") or "true", "x"))
     for artifact in (child.get("arguments") or {}).get("artifacts") or []:

@@ -4,8 +4,10 @@
 `govaluate` parses ``when``; `evaluate` evaluates the trees of both.
 """
 
+import base64
+import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -15,7 +17,9 @@ from tiphys.errors import UsageError
 from tiphys.protocol.fan_out import argo_text, go_json, parse_go_json
 
 _ELEMENT = "#"
-_MAP = "map"
+_MAP, _FILTER = "map", "filter"
+_JSON_PATH = "jsonpath"
+_JSON_PATH_PART = re.compile(r"""\.([\w-]+)|\[\s*(?:(-?\d+)|'([^']*)'|"([^"]*)")\s*\]|(\.\*|\[\*\])""")
 
 Environment = Mapping[str, Any]
 Branch = Tree[Token]
@@ -59,7 +63,16 @@ def called_functions(tree: Expression) -> set[str]:
     """Names of all functions that ``tree`` calls."""
     if isinstance(tree, Token):
         return set()
-    return {str(call.children[0]) for call in tree.find_data("call")}
+    sprig = {f"sprig.{call.children[0]}" for call in tree.find_data("sprig")}
+    return sprig | {str(call.children[0]) for call in tree.find_data("call")}
+
+
+def check_json_paths(tree: Expression) -> None:
+    """Raise `EvaluationError` for a path of ``jsonpath`` that is written in ``tree`` and is not supported."""
+    for call in () if isinstance(tree, Token) else tree.find_data("call"):
+        path = call.children[-1]
+        if call.children[0] == _JSON_PATH and isinstance(path, Token) and path.type == "STRING":
+            list(_split_json_path(_literal(path)))
 
 
 def used_names(tree: Expression) -> list[str]:
@@ -148,25 +161,33 @@ def _let(tree: Branch, environment: Environment) -> Any:
 
 def _element(_tree: Branch, environment: Environment) -> Any:
     if _ELEMENT not in environment:
-        raise EvaluationError("# stands for an element only in the second argument of map")
+        raise EvaluationError("# stands for an element only in the second argument of map and filter")
     return environment[_ELEMENT]
 
 
-def _map(elements: Expression, each: Expression, environment: Environment) -> list[Any]:
+def _element_member(tree: Branch, environment: Environment) -> Any:
+    return evaluate(Tree("member", [Tree("element", []), tree.children[0]]), environment)
+
+
+def _map_or_filter(name: str, elements: Expression, each: Expression, environment: Environment) -> list[Any]:
     whole = evaluate(elements, environment)
     if not isinstance(whole, list):
-        raise EvaluationError(f"map needs a list, not {whole!r}")
-    return [evaluate(each, {**environment, _ELEMENT: element}) for element in whole]
+        raise EvaluationError(f"{name} needs a list, not {whole!r}")
+    values = [evaluate(each, {**environment, _ELEMENT: element}) for element in whole]
+    if name == _MAP:
+        return values
+    return [element for element, value in zip(whole, values, strict=True) if _require_bool(value)]
 
 
 def _call(tree: Branch, environment: Environment) -> Any:
-    name, *arguments = tree.children
-    if str(name) == _MAP and len(arguments) == 2:
-        return _map(arguments[0], arguments[1], environment)
+    function, *arguments = tree.children
+    name = f"sprig.{function}" if tree.data == "sprig" else str(function)
+    if name in (_MAP, _FILTER) and len(arguments) == 2:
+        return _map_or_filter(name, arguments[0], arguments[1], environment)
     values = [evaluate(argument, environment) for argument in arguments]
     try:
-        return FUNCTIONS[str(name)](*values)
-    except (TypeError, ValueError) as error:
+        return FUNCTIONS[name](*values)
+    except (TypeError, ValueError, AttributeError) as error:
         raise EvaluationError(f"{name}({', '.join(map(repr, values))}): {error}") from error
 
 
@@ -240,7 +261,38 @@ def _to_int(value: Any) -> int:
 
 
 def _not_a_map(*arguments: Any) -> Any:
-    raise EvaluationError(f"map takes a list and an expression over its elements, not {len(arguments)} arguments")
+    raise EvaluationError(f"it takes a list and an expression over its elements, not {len(arguments)} arguments")
+
+
+def _split_json_path(path: str) -> Iterator[str | int | None]:
+    """Keys and indices of a path such as ``$.items[*]['a b'][0]``; None stands for all elements of a list."""
+    position = 1
+    while path.startswith("$") and (part := _JSON_PATH_PART.match(path, position)):
+        position = part.end()
+        key = next((text for text in (part[1], part[3], part[4]) if text is not None), None)
+        yield int(part[2]) if part[2] else key
+    if not path.startswith("$") or position < len(path):
+        raise EvaluationError(
+            f"jsonpath {path!r}: the local engine supports keys, indices and [*], such as $.items[0]['a b']; write "
+            "fromJSON(…) and the members instead"
+        )
+
+
+def _query_json(document: str, path: str) -> Any:
+    """Argo's ``jsonpath`` (evilmonkeyinc/jsonpath): a key or an index that does not exist is an error."""
+    return _follow_json_path(parse_go_json(_require_text(document)), [*_split_json_path(_require_text(path))])
+
+
+def _follow_json_path(value: Any, parts: list[str | int | None]) -> Any:
+    for place, part in enumerate(parts):
+        if part is None and isinstance(value, list):
+            return [_follow_json_path(element, parts[place + 1 :]) for element in value]
+        is_key = isinstance(value, Mapping) and part in value
+        is_index = isinstance(value, list) and isinstance(part, int) and -len(value) <= part < len(value)
+        if not is_key and not is_index:
+            raise EvaluationError(f"jsonpath: there is no {'[*]' if part is None else part!r} in {value!r}")
+        value = value[part]
+    return value
 
 
 _TYPES = {
@@ -268,6 +320,36 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lower": str.lower,
     "trim": str.strip,
     _MAP: _not_a_map,
+    _FILTER: _not_a_map,
+    _JSON_PATH: _query_json,
+    "first": lambda elements: elements[0] if elements else None,
+    "last": lambda elements: elements[-1] if elements else None,
+    "join": lambda elements, separator="": separator.join(elements),
+    "split": str.split,
+    "replace": str.replace,
+    "hasPrefix": str.startswith,
+    "hasSuffix": str.endswith,
+    "trimPrefix": str.removeprefix,
+    "trimSuffix": str.removesuffix,
+    # Those of Sprig have the text that they work on as their last argument.
+    "sprig.trim": str.strip,
+    "sprig.upper": str.upper,
+    "sprig.lower": str.lower,
+    "sprig.toString": argo_text,
+    "sprig.trimPrefix": lambda prefix, text: text.removeprefix(prefix),
+    "sprig.trimSuffix": lambda suffix, text: text.removesuffix(suffix),
+    "sprig.hasPrefix": lambda prefix, text: text.startswith(prefix),
+    "sprig.hasSuffix": lambda suffix, text: text.endswith(suffix),
+    "sprig.contains": lambda part, text: part in _require_text(text),
+    "sprig.replace": lambda old, new, text: text.replace(old, new),
+    "sprig.join": lambda separator, elements: separator.join(map(argo_text, elements)),
+    "sprig.splitList": lambda separator, text: text.split(separator),
+    "sprig.trunc": lambda length, text: text[length:] if length < 0 else text[:length],
+    "sprig.repeat": lambda count, text: text * count,
+    "sprig.default": lambda default, value="": value or default,
+    "sprig.sha256sum": lambda text: hashlib.sha256(text.encode()).hexdigest(),
+    "sprig.b64enc": lambda text: base64.b64encode(text.encode()).decode(),
+    "sprig.b64dec": lambda text: base64.b64decode(text).decode(),
 }
 """Functions that the local engine supports; any other is refused before a workflow starts."""
 
@@ -280,8 +362,10 @@ _RULES: dict[str, Callable[[Branch, Environment], Any]] = {
     "both": _both,
     "either": _either,
     "call": _call,
+    "sprig": _call,
     "let": _let,
     "element": _element,
+    "element_member": _element_member,
 }
 
 _OPERATORS: dict[str, Callable[..., Any]] = {

@@ -17,6 +17,7 @@ from hera_pipelines.local.expressions.evaluate import (
     MissingNameError,
     build_parser,
     called_functions,
+    check_json_paths,
     evaluate,
     used_names,
 )
@@ -68,9 +69,12 @@ _GRAMMAR = r"""
 ?atom: NUMBER | STRING | CONSTANT
     | "(" expression ")"
     | "[" [expression ("," expression)*] "]" -> list
-    | NAME "(" [expression ("," expression)*] ")" -> call
+    | NAME "(" [_argument ("," _argument)*] ")" -> call
+    | "sprig" "." NAME "(" [expression ("," expression)*] ")" -> sprig
     | NAME -> name
     | "#" -> element
+    | "." NAME -> element_member
+_argument: expression | "{" expression "}"
 CONSTANT.2: /(true|false|nil)\b/
 NAME: /[A-Za-z_$][A-Za-z0-9_]*/
 NUMBER: /\d+(\.\d+)?([eE][+-]?\d+)?/
@@ -90,13 +94,16 @@ def parse_expression(text: str) -> Expression:
     try:
         tree: Expression = build_parser(_GRAMMAR).parse(text)
     except LarkError as error:
-        raise UsageError(f"the expression {text!r} is invalid: {str(error).splitlines()[0]}") from error
+        raise UsageError(
+            f"the expression {text!r} is invalid, or beyond what the local engine reads: {str(error).splitlines()[0]}"
+        ) from error
     unknown = sorted(called_functions(tree) - FUNCTIONS.keys())
     if unknown:
         raise UsageError(
             f"the expression {text!r} calls {', '.join(unknown)}, which the local engine does not support; "
             f"supported are {', '.join(sorted(FUNCTIONS))}"
         )
+    check_json_paths(tree)
     return tree
 
 

@@ -55,7 +55,7 @@ CASES: list[tuple[str, Any]] = [
     ("template a: container.workingDir", lambda m: template(m)["container"].update(workingDir="/app")),
     ("env.TOKEN.valueFrom", lambda m: template(m)["container"].update(env=[{"name": "TOKEN", "valueFrom": {"x": 1}}])),
     ("volumeMounts.v", lambda m: template(m)["container"].update(volumeMounts=[{"name": "v", "mountPath": "/v"}])),
-    ("calls jsonpath", lambda m: template(m)["container"].update(args=["{{=jsonpath('', '')}}"])),
+    ("calls sprig.now", lambda m: template(m)["container"].update(args=["{{=sprig.now()}}"])),
     ("is invalid", lambda m: template(m)["container"].update(args=["{{=1 +}}"])),
     ("retryPolicy 'OnTransientError'", lambda m: template(m).update(retryStrategy={"retryPolicy": "OnTransientError"})),
     ("timeout on a dag", lambda m: m["spec"]["templates"][0].update(timeout="1h")),

@@ -64,6 +64,17 @@ ENVIRONMENT: dict[str, Any] = {
         ("map([['a'], 0], type(#) == 'array' ? #[0] : steps.list.items[int(#)])", ["a", 1]),
         ("map(fromJSON('[null, true, 1.5, \"x\", {}]'), type(#))", ["nil", "bool", "float", "string", "map"]),
         ("inner_in", "kept"),
+        ("map([1, 2], { # * 2 })", [2, 4]),
+        ("filter([1, 2], { # > 1})", [2]),
+        ('map(filter(fromJSON(\'[{"n":"a","ok":true},{"n":"b","ok":false}]\'), .ok), .n)', ["a"]),
+        ('jsonpath(\'{"steps": {"a b": [7, {"x": null}]}}\', \'$.steps["a b"][0]\')', 7),
+        ("jsonpath('[{\"n\": 1}, {\"n\": 2}]', '$[*].n')", [1, 2]),
+        ("jsonpath('[[1], [2]]', \"$[-1][0]\")", 2),
+        ("jsonpath('{\"x\": null}', '$.x') ?? 'none'", "none"),
+        ("sprig.trim(' a ') + sprig.upper('b')", "aB"),
+        ("sprig.trimSuffix('.npz', 'w.npz') + sprig.trunc(-2, 'abcd') + sprig.default('x', '')", "wcdx"),
+        ("join(split('a,b', ','), '-') + first(['c', 'd']) + last(['c', 'd'])", "a-bcd"),
+        ("sprig.sha256sum('hello world')", "b94d27b9934d3e08a52e52d7da7dabfac484efe37a5380ee9088f7ace2efcde9"),
     ],
 )
 def test_expr(text: str, value: object) -> None:
@@ -93,6 +104,11 @@ def test_expr(text: str, value: object) -> None:
         "map(1, #)",
         "map([1])",
         "let one = missing; one",
+        "filter([1], #)",
+        "jsonpath('{}', '$.gone')",
+        "jsonpath('[1]', '$[1]')",
+        "jsonpath('no json', '$')",
+        "sprig.upper(1)",
     ],
 )
 def test_an_expression_without_a_value_is_an_error_and_not_a_guess(text: str) -> None:
@@ -102,12 +118,17 @@ def test_an_expression_without_a_value_is_an_error_and_not_a_guess(text: str) ->
 
 def test_functions_that_are_not_known_are_named() -> None:
     with pytest.raises(
-        UsageError, match=r"calls jsonpath, which the local engine does not support; supported are asFloat"
+        UsageError, match=r"calls sprig.now, toBase64, which the local engine does not support; supported are asFloat"
     ):
-        parse_expression("jsonpath(steps.a.outputs.result, '$.x')")
+        parse_expression("toBase64(sprig.now())")
 
 
-@pytest.mark.parametrize("text", ["", "1 +", "a b", "sprig.int(retries)", "x = 1", "map(list, {# + 1})"])
+def test_a_json_path_that_cannot_be_followed_here_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r"jsonpath '\$\.\.x': the local engine supports keys.* write fromJSON"):
+        parse_expression("jsonpath(steps.a.outputs.result, '$..x')")
+
+
+@pytest.mark.parametrize("text", ["", "1 +", "a b", "x = 1", "map(list, {# + 1)"])
 def test_a_text_outside_the_expression_subset_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is invalid"):
         parse_expression(text)
