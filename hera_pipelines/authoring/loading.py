@@ -15,7 +15,7 @@ from hera_pipelines.authoring.pipeline import Pipeline
 from tiphys.errors import TiphysError, UsageError, unknown_name_message
 
 AnyPipeline = Pipeline | CronPipeline | YamlPipeline
-_YAML_SUFFIXES = (".yaml", ".yml")
+_YAML_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def load_pipeline(path: Path, name: str | None = None) -> AnyPipeline:

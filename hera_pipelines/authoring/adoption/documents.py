@@ -8,7 +8,7 @@ or a merge key, or that hid what such a one brings, is refused.
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from hera_pipelines.authoring.adoption.libraries import LibraryTemplate, copy_library_templates
 from hera_pipelines.authoring.adoption.marks import inline_name
 from hera_pipelines.authoring.adoption.shape import KINDS, check_shape
 from hera_pipelines.authoring.adoption.translation import list_tasks
@@ -25,6 +26,7 @@ from tiphys.protocol.fan_out import argo_text
 from tiphys.service.yaml_documents import UNREADABLE_YAML
 
 STANDARD_INPUT = Path("-")
+LIBRARY_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")
 _MAX_BYTES = 16 << 20
 _MAX_LEVELS = 200
 _MAX_VALUES = 2_000_000  # aliases in aliases can stand for any number
@@ -66,13 +68,15 @@ class ArgoDocument:
         path: The file.
         text: All of the file.
         manifest: The document.
-        templates: Its templates, by name or `marks.inline_name`.
+        templates: Its templates, by name or `marks.inline_name`, and those that it takes from libraries of the file.
+        library_templates: The templates of all libraries of the file.
     """
 
     path: Path
     text: str
     manifest: Manifest
     templates: Mapping[str, LocatedTemplate]
+    library_templates: Mapping[LibraryTemplate, Manifest]
 
     @cached_property
     def lines(self) -> dict[str, int]:
@@ -92,21 +96,26 @@ class ArgoDocument:
     @property
     def workflow_spec(self) -> Manifest:
         """The ``spec`` of the Workflow that it describes."""
-        spec: Manifest = self.manifest.get("spec") or {}
-        return (spec.get("workflowSpec") or {}) if self.kind == "CronWorkflow" else spec
+        return _workflow_spec(self.manifest)
 
     def as_workflow(self) -> Manifest:
-        """The Workflow that it describes."""
+        """The Workflow that it describes, with what it takes from libraries of the file."""
         metadata = {**(self.manifest.get("metadata") or {})}
         inherited = (self.manifest.get("spec") or {}).get("workflowMetadata") or {}
         for field in ("labels", "annotations"):
             if inherited.get(field):
                 metadata[field] = {**(metadata.get(field) or {}), **inherited[field]}
-        spec = {field: value for field, value in self.workflow_spec.items() if field != "workflowMetadata"}
+        spec, _ = copy_library_templates(self.workflow_spec, self.library_templates)
+        spec.pop("workflowMetadata", None)
         arguments = spec.get("arguments") or {}
         if arguments.get("parameters"):
             spec["arguments"] = {**arguments, "parameters": [*map(_with_texts, arguments["parameters"])]}
         return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
+
+
+def _workflow_spec(manifest: Manifest) -> Manifest:
+    spec: Manifest = manifest.get("spec") or {}
+    return (spec.get("workflowSpec") or {}) if manifest["kind"] == "CronWorkflow" else spec
 
 
 def _with_texts(parameter: Manifest) -> Manifest:
@@ -123,14 +132,23 @@ def read_argo_documents(path: Path) -> list[ArgoDocument]:
         UsageError: the file cannot be read, is no YAML, or has none.
     """
     text = _read_text(path)
-    documents = _parse(path, text)
-    found = [_build_document(path, text, document, node) for document, node in documents if _is_argo(document)]
+    parsed = _parse(path, text)
+    found = list(_find_argo(parsed))
     if not found:
-        kinds = sorted({str(body["kind"]) for body, _ in documents if isinstance(body, dict) and body.get("kind")})
+        kinds = sorted({str(body["kind"]) for body, _ in parsed if isinstance(body, dict) and body.get("kind")})
         raise UsageError(
             f"{path}: it has no Workflow, template or schedule of Argo, but {', '.join(kinds) or 'nothing'}"
         )
-    return found
+    for document, node in found:
+        try:
+            check_shape(document)
+        except UsageError as error:
+            raise UsageError(f"{path}:{node.start_mark.line + 1}: {error}") from error
+    located, library_templates = _locate_all(found)
+    return [
+        ArgoDocument(path, text, document, templates, library_templates)
+        for (document, _), templates in zip(found, located, strict=True)
+    ]
 
 
 def read_yaml_documents(path: Path) -> list[Any]:
@@ -176,13 +194,19 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     """Values below ``node`` with every alias written out; ``counts`` has those of the nodes before, 0 while it counts.
 
     Raises:
-        MarkedYAMLError: there are too many, or a part contains itself.
+        MarkedYAMLError: there are too many, a part contains itself, or a key is there twice, which Argo refuses too.
     """
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in counts:
         counts[id(node)] = 0
         parts = node.value if isinstance(node, yaml.SequenceNode) else [child for pair in node.value for child in pair]
+        known = set[str]()
+        for key in parts[::2] if isinstance(node, yaml.MappingNode) else ():
+            if str(key.value) in known:
+                problem = f"the key {key.value!r} is there twice; keep one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            known.add(str(key.value))
         counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
     count = counts[id(node)]
     if not 0 < count <= _MAX_VALUES:
@@ -211,18 +235,34 @@ def _read_text(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
-def _is_argo(document: Any) -> bool:
-    """Whether a document is one that can be adopted."""
-    is_kind = isinstance(document, dict) and isinstance(kind := document.get("kind"), str) and kind in KINDS
-    return is_kind and str(document.get("apiVersion", "")).startswith("argoproj.io/")
+def _find_argo(parsed: Iterable[tuple[Any, yaml.Node]]) -> Iterator[tuple[Manifest, yaml.Node]]:
+    """The documents that can be adopted, also those in a List, as kubectl prints several objects."""
+    for document, node in parsed:
+        kind = document.get("kind") if isinstance(document, dict) else None
+        if isinstance(kind, str) and kind.endswith("List") and isinstance(document.get("items"), list):
+            yield from _find_argo(zip(document["items"], _items(_child(node, "items")), strict=True))
+        elif isinstance(kind, str) and kind in KINDS and str(document.get("apiVersion")).startswith("argoproj.io/"):
+            yield document, node
 
 
-def _build_document(path: Path, text: str, document: Manifest, node: yaml.Node) -> ArgoDocument:
-    try:
-        check_shape(document)
-    except UsageError as error:
-        raise UsageError(f"{path}:{node.start_mark.line + 1}: {error}") from error
-    return ArgoDocument(path, text, document, dict(_locate_templates(document, node)))
+def _locate_all(
+    found: Sequence[tuple[Manifest, yaml.Node]],
+) -> tuple[list[dict[str, LocatedTemplate]], dict[LibraryTemplate, Manifest]]:
+    """The templates that each document of a file has or takes from another, by name, and those of all libraries."""
+    own = [dict(_locate_templates(document, node)) for document, node in found]
+    libraries = {
+        LibraryTemplate(document["kind"], (document.get("metadata") or {}).get("name", ""), name): template
+        for (document, _), templates in zip(found, own, strict=True)
+        if document["kind"] in LIBRARY_KINDS
+        for name, template in templates.items()
+    }
+    manifests = {called: template.manifest for called, template in libraries.items()}
+    taken = (copy_library_templates(_workflow_spec(document), manifests)[1] for document, _ in found)
+    located = [
+        {**templates, **{name: libraries[called] for name, called in copies.items()}}
+        for templates, copies in zip(own, taken, strict=True)
+    ]
+    return located, manifests
 
 
 def _locate_templates(document: Manifest, node: yaml.Node) -> Iterator[tuple[str, LocatedTemplate]]:
@@ -265,11 +305,11 @@ def write_marks(documents: Iterable[ArgoDocument], marks: Iterable[Mapping[str, 
     """
     marked = list(zip(documents, marks, strict=True))
     path, text = marked[0][0].path, marked[0][0].text
-    edits = [
+    edits = {  # several Workflows may mark one template of a library
         _insert_annotations(text, document.templates[name], added)
         for document, wanted in marked
         for name, added in wanted.items()
-    ]
+    }
     pieces, position = [], 0
     for start, end, written in sorted(edits):
         pieces += [text[position:start], written]
@@ -334,22 +374,23 @@ def _insert_fields(text: str, owner: yaml.Node, fields: Mapping[str, Any]) -> tu
 
 
 def _check_meaning(
-    path: Path, marked_text: str, marked: Iterable[tuple[ArgoDocument, Mapping[str, Mapping[str, str]]]]
+    path: Path, marked_text: str, marked: Sequence[tuple[ArgoDocument, Mapping[str, Mapping[str, str]]]]
 ) -> None:
     """Compare what a file meant with what it means now, without what was added."""
     try:
-        bodies = ((body, node) for body, node in _parse(path, marked_text) if _is_argo(body))
-        parsed = [(body, dict(_locate_templates(body, node))) for body, node in bodies]
+        parsed = list(_find_argo(_parse(path, marked_text)))
+        located = _locate_all(parsed)[0]
     except (UsageError, ValueError):  # no YAML any more, or other templates
-        parsed = []
-    for index, (document, wanted) in enumerate(marked):
-        manifest, found = parsed[index] if parsed else ({}, {})
+        parsed, located = [], []
+    for (document, wanted), found in zip(marked, located, strict=False):
         for name in wanted.keys() & found.keys():
             before, after = document.templates[name].manifest, found[name].manifest
             if after.get("metadata") == _marked_metadata(before, wanted[name]):
                 del after["metadata"]
-                after |= {field: value for field, value in before.items() if field == "metadata"}
-        if manifest == document.manifest:
+                after |= {name: value for name, value in before.items() if name == "metadata"}
+    for index, (document, _) in enumerate(marked):
+        found = located[index] if located else {}
+        if parsed and parsed[index][0] == document.manifest:
             continue
         for name, template in document.templates.items():
             if name not in found or found[name].manifest != template.manifest:

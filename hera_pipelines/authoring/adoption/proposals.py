@@ -20,6 +20,7 @@ from hera_pipelines.authoring.adoption.translation import (
     translate_workflow,
 )
 from hera_pipelines.compile import CompileOptions, compile_workflow
+from hera_pipelines.compile.gpu_resources import find_gpu_resources
 from hera_pipelines.compile.settings import DataSource
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -129,6 +130,9 @@ def _propose(
     name, declared = template["name"], marks.adopted_kind(template)
 
     def build(kind: AdoptedKind, reason: str) -> Proposal:
+        asked = next(find_gpu_resources(template), None)
+        if kind is AdoptedKind.PLAIN and asked is not None and "lease" not in reason:
+            reason += f"; it asks for {asked.name}: {asked.amount}, and no lease counts these"
         return Proposal(name, document.lines.get(name, 0), kind, reason, tasks, declared is not None)
 
     if not is_leaf(template):
@@ -170,7 +174,10 @@ def _describe_refusal(spec: Manifest, proposals: list[Proposal]) -> str:
     reasons = [f"template {proposal.template!r}: {proposal.reason}" for proposal in proposals if proposal.tasks]
     if referring := next((task for task in list_tasks(entry) if task.get("templateRef")), None):
         library = referring["templateRef"].get("name")
-        reasons.append(f"templateRef {library!r} is another object; copy the template that it names into this file")
+        reasons.append(
+            f"templateRef {library!r} is another object; copy the template that it names into this file, or the "
+            "library as a document of its own"
+        )
     return f"no container of its entry point can become a step: {'; '.join(reasons) or 'it has no tasks'}"
 
 

@@ -45,7 +45,7 @@ def translate_workflow(manifest: Manifest) -> Manifest:
     # Compile withholds the token from programs; here one may need it. To Argo, true is as if it were not set.
     spec.setdefault("automountServiceAccountToken", True)
     called_by_steps = "steps" in find_template(workflow, spec["entrypoint"])
-    entry = _make_entry_dag(spec)
+    entry = make_entry_dag(spec)
     original_names = {new: old for old, new in _rename_tasks(entry).items()}
     templates = {template["name"]: template for template in spec["templates"]}
     for task in entry["dag"].get("tasks") or []:
@@ -148,7 +148,12 @@ def _move_defaults(spec: Manifest) -> None:
                 )
 
 
-def _make_entry_dag(spec: Manifest) -> Manifest:
+def make_entry_dag(spec: Manifest) -> Manifest:
+    """Make the entry point of ``spec`` a DAG, if it is steps or one container, and return it.
+
+    Raises:
+        UsageError: it is another kind of template.
+    """
     entry: Manifest = next(template for template in spec["templates"] if template["name"] == spec["entrypoint"])
     if "dag" in entry:
         return entry
@@ -175,7 +180,7 @@ def _make_entry_dag(spec: Manifest) -> Manifest:
         "artifacts": [{"name": artifact["name"]} for artifact in _passed_artifacts(inputs, spec)],
     }
     names = {template["name"] for template in spec["templates"]}
-    dag: Manifest = {"name": _free_name(ENTRY_DAG, names), "inputs": {k: v for k, v in dag_inputs.items() if v}}
+    dag: Manifest = {"name": free_name(ENTRY_DAG, names), "inputs": {k: v for k, v in dag_inputs.items() if v}}
     dag["dag"] = {"tasks": [task]}
     spec["templates"].append(dag)
     spec["entrypoint"] = dag["name"]
@@ -273,7 +278,7 @@ def _keep_task_name(templates: dict[str, Manifest], task: Manifest, original_nam
     if arguments:
         task["arguments"] = arguments
     if program != template:
-        program["name"] = task["template"] = _free_name(f"{task['name']}-template", templates)
+        program["name"] = task["template"] = free_name(f"{task['name']}-template", templates)
         templates[program["name"]] = program
 
 
@@ -313,9 +318,9 @@ def _mark_steps(spec: Manifest, entry: Manifest) -> None:
         if author_name not in shared:
             program, settings = _make_program(spec, template, kind, template.get("name") or task["name"])
             if "inline" in task or settings.is_gated:
-                program["name"] = _free_name(f"{task['name']}-program", programs)
+                program["name"] = free_name(f"{task['name']}-program", programs)
             elif author_name in others:
-                program["name"] = shared[author_name] = _free_name(f"{author_name}-program", programs)
+                program["name"] = shared[author_name] = free_name(f"{author_name}-program", programs)
             else:
                 shared[author_name] = author_name
             programs[program["name"]] = program
@@ -446,7 +451,8 @@ def _rename_template(spec: Manifest, name: str, fresh: str) -> None:
                 hook["template"] = fresh
 
 
-def _free_name(wanted: str, taken: Collection[str]) -> str:
+def free_name(wanted: str, taken: Collection[str]) -> str:
+    """``wanted``, or a longer name that is not in ``taken``; never one that Tiphys reserves."""
     name = wanted.removeprefix(RESERVED_PREFIX)
     while name in taken:
         name += "-x"

@@ -161,6 +161,24 @@ def test_gpus_for_which_there_can_be_no_lease_are_in_no_step(tmp_path, original,
     assert reason in train.reason
 
 
+@pytest.mark.parametrize(
+    ("line", "place"), [("- {name: train, template: train}", "nested"), ("tiphys.dev/adopt: plain", "marked")]
+)
+def test_gpus_of_a_plain_template_are_named_as_outside_of_every_lease(tmp_path: Path, line: str, place: str) -> None:
+    text = TEXT.replace("{name: Train, template: train}   #", "{name: Train, template: prepare}   #")
+    if place == "marked":
+        text = TEXT.replace(
+            "labels: {team: vision}\n    container:\n      image: trainer",
+            f"annotations: {{{line}}}\n    container:\n      image: trainer",
+        )
+    [adoption] = adopt(write(tmp_path, text))
+    [train] = [one for one in adoption.proposals if one.template == "train"]
+    assert (train.kind.value, train.reason.partition("; ")[2]) == (
+        "plain",
+        "it asks for nvidia.com/gpu: 2, and no lease counts these",
+    )
+
+
 @pytest.mark.parametrize("resource", ["amd.com/gpu", "nvidia.com/mig-3g.20gb", "habana.ai/gaudi"])
 def test_gpus_of_any_known_resource_are_those_of_a_training(tmp_path: Path, resource: str) -> None:
     path = write(tmp_path, TEXT.replace("nvidia.com/gpu: 2", f"{resource}: 2"))
@@ -193,6 +211,71 @@ def test_a_workflow_without_a_step_says_why_none_of_its_templates_becomes_one(
     text = PARTS.partition("      dag")[0] + f"      dag: {{tasks: [{{name: a, {task}}}]}}\n    - {template}\n"
     [adoption] = adopt(write(tmp_path, text))
     assert adoption.refusal.startswith(f"no container of its entry point can become a step: {words}")
+
+
+LIBRARY_AND_USER = """\
+apiVersion: argoproj.io/v1alpha1
+kind: WorkflowTemplate
+metadata: {name: ml.lib}
+spec:
+  templates:
+  - name: fit  # a comment that stays
+    container: {image: "x:1"}
+  - name: both
+    dag: {tasks: [{name: a, template: fit}, {name: b, template: main}]}
+  - name: main
+    container: {image: "y:1"}
+---
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: uses-}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    steps:
+    - - {name: fit, templateRef: {name: ml.lib, template: fit}}
+      - {name: other, templateRef: {name: elsewhere, template: fit}}
+    - - {name: both, templateRef: {name: ml.lib, template: both}}
+"""
+
+
+def test_templates_of_a_library_in_the_same_file_are_those_of_the_workflow(tmp_path: Path) -> None:
+    [library, adoption] = adopt(write(tmp_path, LIBRARY_AND_USER))
+    assert library.refusal == "it has no entrypoint; a library of templates has nothing that runs"
+    found = {one.template: (one.line, one.kind.value, one.tasks) for one in adoption.proposals}
+    assert found == {
+        "main": (19, "plain", ()),
+        "fit": (6, "step", ("fit",)),
+        "both": (8, "plain", ("both",)),
+        "main-x": (10, "plain", ()),
+    }
+    text = write_marks([library.document, adoption.document], [library.marks, adoption.marks])
+    assert text == LIBRARY_AND_USER.replace(
+        "stays\n", "stays\n    metadata:\n      annotations:\n        tiphys.dev/adopt: step\n"
+    )
+    compiled = load_pipeline(write(tmp_path, text, "adopted.yaml")).compile(store="s3://ml-runs/tiphys")
+    tasks = {task["name"]: task for task in find_template(compiled, compiled["spec"]["entrypoint"])["dag"]["tasks"]}
+    assert [tasks[name].get("template") for name in ("fit", "both", "other")] == ["fit-program", "both", None]
+    assert [task["template"] for task in find_template(compiled, "both")["dag"]["tasks"]] == ["fit", "main-x"]
+    assert tasks["other"]["templateRef"]["name"] == "elsewhere"
+    assert adopt(write(tmp_path, text))[1].marks == {}
+
+
+def test_a_template_of_a_library_is_marked_once_for_two_workflows(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{LIBRARY_AND_USER}---\n{LIBRARY_AND_USER.partition('---')[2].replace('uses-', 'also-')}")
+    adoptions = adopt(path)
+    text = write_marks([one.document for one in adoptions], [one.marks for one in adoptions])
+    assert text.count("tiphys.dev/adopt: step") == 1
+
+
+def test_a_list_of_objects_is_adopted_as_its_items(tmp_path: Path) -> None:
+    items = "".join(f"- {part.strip()}\n".replace("\n", "\n  ")[:-2] for part in LIBRARY_AND_USER.split("---\n"))
+    path = write(tmp_path, f"apiVersion: v1\nkind: List\nitems:\n{items}")
+    adoptions = adopt(path)
+    assert [one.document.name for one in adoptions] == ["ml.lib", "uses-"]
+    text = write_marks([one.document for one in adoptions], [one.marks for one in adoptions])
+    assert [one.marks for one in adopt(write(tmp_path, text))] == [{}, {}]
 
 
 INLINE = """\
@@ -440,6 +523,7 @@ def test_templates_are_compiled_together_and_only_those_that_are_refused_alone(
         ("[" * 400_000, "nested too deeply"),
         ("a: &x 1\nb: &x 2", r"old\.yaml:2: this anchor is defined twice; give the second another name"),
         ("b: 1\na: &a [*a]", r"old\.yaml:2: .*an anchor contains its own alias"),
+        ("a: 1\nb: {c: 1, d: 2,\n c: 3}", r"old\.yaml:3: .*the key 'c' is there twice; keep one"),
         ("a: &u-1 {b: {<<: [{c: *u-1}]}}", r"old\.yaml:1: .*an anchor contains its own alias"),
         ("a:\n  b: 1" + "0" * 5000, r"old\.yaml:2: .*5001 digits"),
         ("a: -0x1" + "0" * 5000, r"old\.yaml:1: .*an integer of 20001 bits; write it in quotes"),
