@@ -100,5 +100,5 @@ class CronPipeline(PipelineMixin, CronWorkflow):
             raise UsageError("CronPipeline(…) needs a name; its Workflows are named after it")
         self._check_exit_handlers()
         cron: Manifest = CronWorkflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
-        self._restore_plugin_bodies(cron["spec"]["workflowSpec"].get("templates", []))
+        self._complete_spec(cron["spec"]["workflowSpec"])
         return cron

@@ -22,6 +22,7 @@ from hera.workflows import DAG, Parameter, Workflow, WorkflowsService, models
 from hera.workflows.async_service import AsyncWorkflowsService
 from hera.workflows.protocol import Templatable
 
+from hera_pipelines.authoring.adoption.translation import make_entry_dag
 from hera_pipelines.authoring.data_versions import read_data_version
 from hera_pipelines.authoring.functions.decorators import check_workflow_parameters
 from hera_pipelines.authoring.plugins import PluginTemplate
@@ -167,12 +168,17 @@ class PipelineMixin:
             read_data_version=read_data_version,
         )
 
-    def _restore_plugin_bodies(self, templates: list[Manifest]) -> None:
-        """Write the authors' plugin bodies into ``templates``; Hera's model of a plugin has no field for them."""
+    def _complete_spec(self, spec: Manifest) -> None:
+        """Write the authors' plugin bodies, for which Hera's model has no field, and a DAG of Steps as entry point."""
         bodies = {t.name: t.body for t in self.templates if isinstance(t, PluginTemplate)}
-        for template in templates:
+        kinds = set[str]()
+        for template in spec.get("templates", []):
             if template["name"] in bodies:
                 template["plugin"] = bodies[template["name"]]
+            if template["name"] == spec.get("entrypoint"):
+                kinds = template.keys() & {"steps", "container", "script"}
+        if kinds:
+            make_entry_dag(spec)
 
     def lint(self) -> Any:
         """Have the Argo server check the compiled document; as in Hera."""
@@ -285,7 +291,7 @@ class Pipeline(PipelineMixin, Workflow):
         """
         self._check_exit_handlers()
         built: Manifest = Workflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
-        self._restore_plugin_bodies(built["spec"].get("templates", []))
+        self._complete_spec(built["spec"])
         options = self._compile_options(store, queues)
         trigger = None if self.trigger is None else self.trigger.spec()
         return compile_workflow(built, replace(options, trigger=trigger))

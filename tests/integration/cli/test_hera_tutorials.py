@@ -65,6 +65,30 @@ with Pipeline("fans") as w:
     doubled = double(number="{{item}}", with_param=numbers.get_parameter("numbers"))
     total(values=doubled.get_parameter("value"))
 """,
+    "steps": """
+@step()
+def flip():
+    print("heads")
+
+@step()
+def echo(m: str):
+    print(m)
+
+with Pipeline("steps", entrypoint="s") as w:
+    with Steps(name="s") as s:
+        f = flip()
+        with s.parallel():
+            echo(name="a", arguments={"m": f.result}, when=f"{f.result} == heads")
+            echo(name="b", arguments={"m": "{{item}}"}, with_items=["x", "y"])
+        echo(name="c", arguments={"m": "end"})
+""",
+    "a container as entry point": """
+with Pipeline("one", entrypoint="say", arguments={"who": "you"}) as w:
+    Step(
+        name="say", image="alpine:3", command=["sh", "-c"], args=["echo hi {{inputs.parameters.who}}"],
+        inputs=[Parameter(name="who")],
+    )
+""",
     "what a program prints": """
 @step()
 def flip():
@@ -160,24 +184,12 @@ with Pipeline("volumes", entrypoint="d") as w:
 """,
 }
 REFUSED = {
-    "steps": (
-        """
-@step()
-def echo(m: str):
-    print(m)
-
-with Pipeline("steps", entrypoint="s") as w:
-    with Steps(name="s"):
-        echo(arguments={"m": "1"})
-""",
-        "entry point 's' is not a DAG; the steps of a run are the tasks of its entry DAG: put them",
-    ),
-    "a container as entry point": (
+    "a plain container as entry point": (
         """
 with Pipeline("one", entrypoint="cowsay") as w:
     Container(name="cowsay", image="cowsay", command=["cowsay"])
 """,
-        "entry point 'cowsay' is not a DAG",
+        "no task of the entry DAG is a step of Tiphys; decorate one with @step() or @train()",
     ),
     "no step": (
         """
@@ -276,6 +288,8 @@ LOGS = {
     "hello world": {"hello": "Hello, world!"},
     "diamond": {"a": "A", "d": "D"},
     "fan-out and fan-in": {"total": ""},
+    "steps": {"a": "heads", "b[1]": "y", "c": "end"},
+    "a container as entry point": {"say": "hi you"},
     "what a program prints": {"flip": "heads"},
     "annotated outputs": {"show": "2 a b"},
     "containers with variables and resources": {"say": "hi you"},
