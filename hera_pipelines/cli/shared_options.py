@@ -390,7 +390,9 @@ def with_parameters(manifest: Manifest, values: Mapping[str, str], pipeline: "An
     declared = declared_parameters(filled)
     names = [parameter["name"] for parameter in declared]
     if unknown := sorted(set(values) - set(names)):
-        raise UsageError(unknown_name_message("the pipeline", "parameter", unknown[0], _author_parameters(names)))
+        name, known = unknown[0], _author_parameters(names)
+        declare = f"; Pipeline(arguments={{{name!r}: …}}) declares it, get_parameter({name!r}) gives it to a step"
+        raise UsageError(unknown_name_message("the pipeline", "parameter", name, known) + (declare if pipeline else ""))
     for parameter in declared:
         if parameter["name"] in values:
             parameter["value"] = values[parameter["name"]]

@@ -99,9 +99,9 @@ class RunEdits:
     ) -> WorkflowChange:
         """Build the changed Workflow of ``run``.
 
-        A changed file keeps the run's parameter values for the parameters that it still declares; ``note`` is told of the
-        values of the file that give way. ``runs_locally``: whether the programs run on this machine, with the packages
-        installed here.
+        A changed file keeps the run's parameter values for the parameters that it still declares; ``note`` is told of
+        the values of the file that give way. ``runs_locally``: whether the programs run on this machine, with the
+        packages installed here.
 
         Raises:
             UsageError: the file does not define the named pipeline, or a parameter, class or action is unknown.

@@ -70,7 +70,7 @@ def test_terminate_ends_a_detached_run_at_once(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["run", "absent.py", "--detach"], 2, "absent.py does not exist"),
-        (["run", "code/tiny.py", "--detach", "-p", "other=1"], 2, "has no parameter 'other'"),
+        (["run", "code/tiny.py", "--detach", "-p", "other=1"], 2, "Pipeline(arguments={'other': …}) declares it"),
         (["attach", "absent"], 3, "absent"),
     ],
 )
