@@ -167,7 +167,7 @@ def _named_metadata(metadata: Manifest, name: str) -> Manifest:
 
 
 _GIT_TIMEOUT_SECONDS = 5.0
-_LINEAGE_OF_MEMBERS = re.compile(rf'( *)\{{\s*"name": "{environment.LINEAGE}"')
+_LINEAGE_OF_MEMBERS = re.compile(rf'^( *)\{{\s*"name": "{environment.LINEAGE}"', re.MULTILINE)
 """Where the variables of a training begin in the text of the object that creates its pods."""
 
 

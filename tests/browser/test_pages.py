@@ -229,7 +229,7 @@ def test_a_hidden_page_asks_for_nothing(open_page: Callable[..., Any], site: Sit
     page.wait_for_selector("text=the node went away")
 
 
-def test_what_is_typed_while_a_page_is_loaded_again_stays(open_page: Callable[..., Any], site: Site) -> None:
+def test_text_that_is_typed_while_a_page_is_loaded_again_stays(open_page: Callable[..., Any], site: Site) -> None:
     page = open_page("/")
     asked: list[Any] = []
 

@@ -44,7 +44,7 @@ _PROGRAM_KINDS = ("container", "script", "resource")
 _TIPHYS_NAME = re.compile(r"tiphys-|TIPHYS_|CHECKPOINT_URI$")
 # These repeat the template, the task, a gang or data, which are compared by themselves.
 _EXCLUDED_SPEC_FIELDS = ("name", "template", "kind", "fan_out", "gpu", "gang", "suffixes", "data")
-_COMMIT_OF_MEMBERS = re.compile(rf' *{{"name": "{environment.GIT_COMMIT}".*\n')
+_COMMIT_OF_MEMBERS = re.compile(rf'^ *{{"name": "{environment.GIT_COMMIT}".*\n', re.MULTILINE)
 """A line of the object that creates the pods of a gang; `_iterate_drift` compares the commits themselves."""
 _COMPILED_FIELD = re.compile(r"retryStrategy\.expression|outputs\.artifacts\.[^.]+\.s3\.key")
 """Fields that compile derives from the retry budgets and the paths, which are compared by themselves."""

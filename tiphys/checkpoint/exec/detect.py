@@ -15,6 +15,7 @@ checkpoints without a step: ``last.ckpt``, the best model, ``latest``, logs.
 | the program ended by itself | at once |
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -22,7 +23,6 @@ from typing import NamedTuple
 
 from tiphys.checkpoint.exec.arrange import CommitSelection, FolderCheckpoint, FolderContents, arrange_folder, parse_step
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
-from tiphys.checkpoint.exec.independent_files import IndependentFiles, drop_version_words, has_version_word
 from tiphys.checkpoint.exec.layouts import base_name, find_step, is_best, is_log
 from tiphys.checkpoint.exec.options import ExecOptions
 
@@ -37,8 +37,7 @@ process has a descriptor of it, and a busy machine stops the process in between.
 _PATIENCE = 6.0
 """Quiet times after which a missing file or another pointer does not count against a checkpoint any more."""
 _REMEMBERED_STEPS = 8
-_SMALL_CHANGE_SECONDS = 60.0
-"""Between commits of a large checkpoint for nothing but small files that are written again by themselves."""
+_VERSION_WORDS = re.compile(r"last|latest|best|newest|current|final", re.IGNORECASE)
 
 
 class FolderWriters(NamedTuple):
@@ -103,8 +102,6 @@ class CompletenessDetector:
         self._contents = FolderContents()
         self._scan = FolderScan({}, 0.0)
         self._steps: dict[int, FolderCheckpoint] = {}
-        self._independent = IndependentFiles()
-        self._committed_at = 0.0
         self._pointers: set[str] = set()
         self._excluded: dict[str, FileEntry] = {}
         self._waiting_since: float | None = None
@@ -122,18 +119,16 @@ class CompletenessDetector:
 
     def settle(self, entries: FolderListing) -> None:
         """Do not select these entries, which are committed or cannot be, until they change; callable on any thread."""
-        self._settled, self._committed_at = entries, self._now
+        self._settled = entries
 
     def observe(self, scan: FolderScan, *, has_ended: bool = False) -> None:
         """Record a scan; ``has_ended`` if the program had ended before."""
         previous, self._files = self._files, {}
-        rewritten: set[str] = set()
         for path, entry in scan.listing.items():
             state = previous.get(path)
             if state is None or state.entry != entry:
                 old = state or _FileState(entry, scan.now, scan.now)
                 versions = old.versions + old.was_closed
-                rewritten |= {path} if old.was_closed else set()
                 state = _FileState(entry, old.first_seen, scan.now, 1, old.writer, old.writer_seen, versions=versions)
             else:
                 state.scans += 1
@@ -143,7 +138,6 @@ class CompletenessDetector:
                 state.is_doubtful |= not (scan.writers.is_certain or state.was_closed or state.writer)
                 state.was_closed = not (state.writer or state.is_doubtful)
             self._files[path] = state
-        self._independent.record(rewritten)
         if not has_ended and (scan.writers is None or scan.writers.is_certain):
             self._alive_at = scan.now
         self._scan = scan
@@ -242,9 +236,7 @@ class CompletenessDetector:
     def _is_news(self, selection: CommitSelection) -> bool:
         files = {path: entry for path, entry in selection.entries.items() if entry.kind != "folder"}
         changed = {path: entry for path, entry in files.items() if self._settled.get(path) != entry}
-        own = {path for path in changed if path in selection.checkpoint.entries}
-        is_due = self._has_ended or self._now - self._committed_at >= _SMALL_CHANGE_SECONDS
-        if own and (is_due or not own <= selection.loose):
+        if any(path in selection.checkpoint.entries for path in changed):
             return True
         # A small file beside a large checkpoint is not worth storing both again.
         changed_bytes = sum(entry.size for path, entry in changed.items() if not is_log(base_name(path)))
@@ -271,8 +263,8 @@ class CompletenessDetector:
         self._add_targets(entries, roots)
         parents = {str(parent) for root in roots for parent in PurePosixPath(root).parents}
         entries |= {path: entry for path, entry in self._scan.listing.items() if path in parents}
-        own = {path for path in checkpoint.entries if step is not None or path not in self._independent}
-        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())), entries.keys() - own)
+        loose = entries.keys() - checkpoint.entries.keys()
+        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())), loose)
 
     def _is_rewritten(self, path: str) -> bool:
         state = self._files[path]
@@ -350,8 +342,10 @@ class CompletenessDetector:
         """Whether ``checkpoint`` is complete once its files are: it is one file, or appeared under its name at once."""
         files = checkpoint.files
         if checkpoint.step is None:
-            fresh = [path for path in files if path not in self._independent and not self._are_quiet([path])]
-            return not fresh or len({drop_version_words(path) for path in files}) == 1
+            versions = {path: self._files[path].versions for path in files}
+            # What is still the first while another file is the third, such as a configuration, is not written with it.
+            again = [path for path in files if versions[path] or max(versions.values()) < 2]
+            return len({_VERSION_WORDS.sub("", path) for path in again}) == 1
         if checkpoint.layout is not None and checkpoint.layout.is_renamed:
             return True
         # Another file of the first step would have followed at once.
@@ -389,7 +383,7 @@ class CompletenessDetector:
         state = self._files[path]
         # What changes at all times, such as a database, is not waited for.
         began = min(self._files[file].first_seen for file in checkpoint.files)
-        is_expected = path in self._settled or state.first_seen >= began or has_version_word(name)
+        is_expected = path in self._settled or state.first_seen >= began or _VERSION_WORDS.search(name)
         if is_expected:
             held = f"is held open for writing by {state.writer}" if state.writer else "changes"
             raise _HinderedError(f"{path} {'may be half written' if self._has_ended else held}")

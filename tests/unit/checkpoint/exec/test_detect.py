@@ -267,33 +267,6 @@ def test_folder_of_a_library_that_is_overwritten_waits_for_its_marker():
     assert restored.closed(92, whole).closed(93, whole).select(93) == sorted(last)
 
 
-def test_file_that_is_written_after_every_step_does_not_hold_up_a_rarer_one():
-    watch, taken = Watch(), []
-    for now in range(1, 36):
-        saves = [at for at in (3.5, 19.5, 31.5) if at < now]
-        model = {"model.pt": file(saves[-1], size=1000)} if saves else {}
-        folder = paths({"metrics.json": now - 0.5, **model})
-        if (found := watch.closed(now, folder).select(now)) and "model.pt" in found:
-            taken.append(now)
-            watch.detector.settle(folder)
-    # At first it is waited for whether other files follow. Metrics alone are not worth storing the model again so soon.
-    assert taken == [9, 25, 32]
-    assert watch.look(36, folder, ended=True).select(36, has_ended=True) is not None
-    late = {path: file(99.5) if path == "metrics.json" else entry for path, entry in folder.items()}
-    assert watch.closed(100, late).select(100) == ["metrics.json", "model.pt"]
-
-
-def test_rarer_files_of_which_some_are_missing_are_waited_for_beside_one_of_every_step():
-    watch = Watch()
-    both = {"model.pt": 3.5, "optimizer.pt": 3.8}
-    for now in range(1, 10):
-        watch.closed(now, paths({"metrics.json": now - 0.5, **(both if now >= 4 else {})}))
-        assert (watch.select(now) is not None) is (now < 4 or now == 9), now
-    for now in range(10, 14):
-        watch.closed(now, paths({"metrics.json": now - 0.5, **both, "model.pt": 9.5}))
-        assert watch.select(now) is None
-
-
 def test_files_that_are_overwritten_in_turn_wait_for_each_other():
     watch = Watch()
     for at in (1, 3, 5, 7):
