@@ -76,8 +76,8 @@ class PipelineMixin:
             atexit.register(self._say_if_unused, names["__file__"])
 
     def _say_if_unused(self, file: str) -> None:
-        """Say that a file which was run with ``python`` has defined a pipeline and started nothing."""
-        if not self._is_compiled:
+        """Say that a file which a person ran with ``python`` has defined a pipeline and started nothing."""
+        if not self._is_compiled and not os.environ.keys() & {environment.STEP, "ARGO_NODE_ID"}:
             sys.stderr.write(f"tiphys: {file} defines pipeline {self.pipeline_name!r}; `tiphys run {file}` runs it\n")
 
     @contextmanager

@@ -337,6 +337,11 @@ def test_file_that_is_run_with_python_and_prints_its_pipeline_says_no_more(tmp_p
     assert "tiphys.dev/store: s3://ml-runs/t" in done.stdout
 
 
+@pytest.mark.parametrize("variable", ["TIPHYS_STEP", "ARGO_NODE_ID"])
+def test_file_whose_program_is_a_step_says_nothing_of_its_pipeline(tmp_path: Path, variable: str) -> None:
+    assert run_with_python(tmp_path, SCRIPT, **{variable: "fit"}).stderr == ""
+
+
 def test_store_of_a_pipeline_takes_precedence_over_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIPHYS_STORE", "s3://of-the-variable")
     assert CompiledPipeline.from_manifest(digits().to_dict()).store == "s3://ml-runs/tiphys"
