@@ -169,7 +169,8 @@ class _SchedulingCycle:
     def _find_promised_arrivals(self, queue: Queue, entries: Sequence[PendingEntry]) -> set[int]:
         """The preemptors, and the requests that were before them at the time of the preemption.
 
-        Victims of a request before a preemptor may have ended a moment ago; its GPUs must not go to the preemptor.
+        Victims of a request before a preemptor may have ended a moment ago; its GPUs must not go to the preemptor. But
+        what a preemptor takes back for its queue must not go to one that would borrow it.
         """
         promised = [entry for entry in entries if self._is_promised(entry.pending)]
         preemptors = promised if queue.preempts else []
@@ -177,7 +178,9 @@ class _SchedulingCycle:
             entry
             for entry in entries
             if any(
-                entry.position < preemptor.position and entry.pending.arrival < preemptor.pending.arrival
+                entry.position < preemptor.position
+                and entry.pending.arrival < preemptor.pending.arrival
+                and self._must_borrow_in(queue, entry) <= self._must_borrow_in(queue, preemptor)
                 for preemptor in preemptors
             )
         ]
@@ -199,12 +202,7 @@ class _SchedulingCycle:
         return max([key, *(self._scheduling_key(line.queue, last) for last in passed)])
 
     def _scheduling_key(self, queue: Queue, entry: PendingEntry) -> SchedulingKey:
-        request, options, borrows_by_options = entry.pending.request, entry.pool_options, self._must_borrow[queue.name]
-        if (borrows := borrows_by_options.get(options)) is None:
-            exceeds_quota = all(
-                self._capacity.remaining_quota(queue, option.pool) < request.gpus for option in options.options
-            )
-            borrows = borrows_by_options[options] = queue.cohort is not None and exceeds_quota
+        request, borrows = entry.pending.request, self._must_borrow_in(queue, entry)
         if (share := self._share_by_queue.get(queue.name)) is None:
             share = self._share_by_queue[queue.name] = compute_fair_share(queue, self._capacity, self._past_usage)
         return (
@@ -214,6 +212,15 @@ class _SchedulingCycle:
             share,
             entry.pending.arrival,
         )
+
+    def _must_borrow_in(self, queue: Queue, entry: PendingEntry) -> bool:
+        """Whether the request exceeds what is left of the quota of its own queue in every pool."""
+        options, borrows_by_options = entry.pool_options, self._must_borrow[queue.name]
+        if (borrows := borrows_by_options.get(options)) is None:
+            gpus, left = entry.pending.request.gpus, self._capacity.remaining_quota
+            exceeds_quota = all(left(queue, option.pool) < gpus for option in options.options)
+            borrows = borrows_by_options[options] = queue.cohort is not None and exceeds_quota
+        return borrows
 
     def _evaluate(self, queue: Queue, entry: PendingEntry) -> SchedulingVerdict:
         request = entry.pending.request

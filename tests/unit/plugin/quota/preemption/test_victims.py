@@ -16,7 +16,16 @@ from datetime import timedelta
 
 import pytest
 from support.builders.ledger import NOW, ask, cohort, lease, waiting
-from tiphys_plugin.quota.lease import AdmissionReason, Lease, LedgerState, PendingRequest, PreemptionNotice
+from support.checks.preemption_rounds import Arena
+from tiphys_plugin.quota.lease import (
+    AdmissionReason,
+    Admitted,
+    Deferred,
+    Lease,
+    LedgerState,
+    PendingRequest,
+    PreemptionNotice,
+)
 from tiphys_plugin.quota.preemption import victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queues
@@ -244,3 +253,26 @@ def test_a_gang_larger_than_what_is_usually_weighed_has_as_many_go_as_it_takes()
     found = chosen(LedgerState(held, queues=one_queue(count + 8, **OWN)), mine)
     assert isinstance(found, VictimSelection)
     assert len(found.leases) == count
+
+
+def test_gpus_that_a_request_takes_back_for_its_queue_go_to_no_earlier_one_that_would_borrow_them():
+    rules = Queues.model_validate(
+        {
+            "queues": [
+                {"name": "a", "gpus": {"A100": 2}, "cohort": "lab", "reclaims": True},
+                {"name": "c", "gpus": {"A100": 4}, "cohort": "lab"},
+            ]
+        }
+    )
+    arena = Arena(rules)
+    held = (lease(1, "own", queue="a"), lease(4, "large", queue="c"), lease(1, "borrower", queue="c", priority=1))
+    arena.book = LedgerState(held, queues=rules)
+    for request in (ask(1, "of-c", queue="c"), ask(4, "earlier", queue="a"), ask(1, "mine", queue="a")):
+        assert isinstance(arena.ask(request), Deferred)
+    arena.look()
+    assert [(mark.mine.request.uid, names(VictimSelection(mark.victims, {}))) for mark in arena.marks] == [
+        ("mine", ["large"])
+    ]
+    arena.leave()
+    assert isinstance(arena.ask(ask(4, "earlier", queue="a")), Deferred)
+    assert isinstance(arena.ask(ask(1, "mine", queue="a")), Admitted)
