@@ -194,21 +194,28 @@ def test_sigterm_before_the_program_was_started_starts_none(store, folder):
     assert "checkpoint.preempted" in events(store)
 
 
-def test_a_checkpoint_that_changes_while_it_is_stored_is_not_committed(store, folder, capsys):
-    write(folder, 7)
-    watch, found = selection(folder)
-    real = store.create
+def store_during(change, store, folder, watch, found):
+    """Store a selection of step 7, with a change of the folder right before each write to the store."""
+    real, alone = store.create, threading.Lock()  # shards are written by several threads
 
     def create(key, data, **others):
-        write(folder, 7, b"of another size")
+        with alone:
+            change()
         real(key, data, **others)
 
     store.create = create
     saving = saver(keeper(store), folder, watch)
-    settled = threading.Event()
-    watch.settle = lambda entries: settled.set()
     saving.start(found, 7, "due")
     until(lambda: not saving.is_busy)
+    store.create = real
+
+
+def test_a_checkpoint_that_changes_while_it_is_stored_is_not_committed(store, folder, capsys):
+    write(folder, 7)
+    watch, found = selection(folder)
+    settled = threading.Event()
+    watch.settle = lambda entries: settled.set()
+    store_during(lambda: write(folder, 7, b"of another size"), store, folder, watch, found)
     assert list_commits(store, LINEAGE) == []
     assert not settled.is_set()
     assert "it is stored once it is complete again" in capsys.readouterr().err
@@ -220,20 +227,14 @@ def test_small_files_beside_a_checkpoint_may_change_while_it_is_stored(store, fo
     (folder / "latest").symlink_to("checkpoint-7")
     watch, found = selection(folder)
     assert {"metrics.json", "latest"} <= set(found.loose)
-    real = store.create
 
-    def create(key, data, **others):
+    def change():
         (folder / "metrics.json").write_text("some more")
         (folder / "latest").unlink(missing_ok=True)
         (folder / "latest").symlink_to("checkpoint-8")
-        real(key, data, **others)
 
-    store.create = create
-    saving = saver(keeper(store), folder, watch)
-    saving.start(found, 7, "due")
-    until(lambda: not saving.is_busy)
+    store_during(change, store, folder, watch, found)
     assert list_commits(store, LINEAGE) == [ref(1, 7)]
-    store.create = real
     write_claim(store, claim_of(2))
     assert run(store, options(folder / "again", 'cat "$0"/metrics.json > "$0".seen'), attempt=2) == 0
     assert (folder / "again.seen").read_text() == "7"
@@ -243,17 +244,12 @@ def test_small_files_beside_a_checkpoint_may_change_while_it_is_stored(store, fo
 def test_a_file_that_appears_beside_a_checkpoint_does_not_refuse_its_commit(store, folder):
     write(folder, 7)
     watch, found = selection(folder)
-    real = store.create
 
-    def create(key, data, **others):
+    def change():
         (folder / "checkpoint-7" / "is_best").touch()
         write(folder, 8)
-        real(key, data, **others)
 
-    store.create = create
-    saving = saver(keeper(store), folder, watch)
-    saving.start(found, 7, "due")
-    until(lambda: not saving.is_busy)
+    store_during(change, store, folder, watch, found)
     assert list_commits(store, LINEAGE) == [ref(1, 7)]
 
 
