@@ -131,7 +131,7 @@ def _propose(
 
     def build(kind: AdoptedKind, reason: str) -> Proposal:
         asked = next(find_gpu_resources(template), None)
-        if kind is AdoptedKind.PLAIN and asked is not None and "lease" not in reason:
+        if kind is AdoptedKind.PLAIN and asked is not None and asked.name not in reason:
             reason += f"; it asks for {asked.name}: {asked.amount}, and no lease counts these"
         return Proposal(name, document.lines.get(name, 0), kind, reason, tasks, declared is not None)
 

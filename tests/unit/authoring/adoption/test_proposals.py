@@ -556,3 +556,24 @@ def test_a_template_that_names_data_stays_what_its_author_made_it_though_nothing
     [adoption] = adopt(write(tmp_path, marked))
     [report] = [one for one in adoption.proposals if one.template == "report"]
     assert (report.kind.value, report.is_marked, adoption.refusal) == ("step", True, "")
+
+
+def test_gpus_of_a_template_with_release_in_its_name_are_named_too(tmp_path: Path) -> None:
+    text = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    dag: {tasks: [{name: release, template: release}, {name: use, template: use, depends: release}]}
+  - name: release
+    daemon: true
+    container: {image: i, command: [serve], resources: {limits: {nvidia.com/gpu: 2}}}
+  - {name: use, container: {image: i, command: [use]}}
+"""
+    [adoption] = adopt(write(tmp_path, text))
+    [release] = [one for one in adoption.proposals if one.template == "release"]
+    assert "a daemon never ends" in release.reason
+    assert release.reason.endswith("; it asks for nvidia.com/gpu: 2, and no lease counts these")
