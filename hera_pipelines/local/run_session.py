@@ -191,7 +191,7 @@ class LocalSession(LocalWorkflows):
         return self._live_workflow(document)
 
     def run(self, name: str, on_running: Callable[[], object] = lambda: None) -> NodePhase:
-        """Run a Workflow that `create` registered, to its end; ``on_running`` is that of `LocalEngine.run`.
+        """Run a Workflow that `create` registered, to its end; see `LocalEngine.run`.
 
         Raises:
             NotFoundError: no Workflow of that name exists.

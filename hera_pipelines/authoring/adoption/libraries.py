@@ -23,7 +23,7 @@ class LibraryTemplate(NamedTuple):
 def copy_library_templates(
     spec: Manifest, library_templates: Mapping[LibraryTemplate, Manifest]
 ) -> tuple[Manifest, dict[str, LibraryTemplate]]:
-    """``spec`` of a Workflow with copies of what it takes from libraries, and by the name of each copy what it is.
+    """``spec`` of a Workflow with copies of the library templates that it uses, and the original of each copy by name.
 
     Args:
         spec: The ``spec``; it is not changed. References to other libraries stay.

@@ -131,8 +131,8 @@ def run_to_end(
 ) -> None:
     """Run a created Workflow to its end with a progress display, then report the result.
 
-    With ``detachment`` the process in the terminal ends first, and the display goes to a file. It ends once the run can
-    be followed and stopped from elsewhere, which may be the next command of a script.
+    With ``detachment`` the process in the terminal ends first, and the display goes to a file. That
+    process ends once other commands can follow and stop the run: the next line of a script may do so.
 
     Raises:
         RunFailedError: the run failed; the message names each failed task and its reason.
