@@ -171,13 +171,12 @@ class PipelineMixin:
     def _complete_spec(self, spec: Manifest) -> None:
         """Write the authors' plugin bodies, for which Hera's model has no field, and a DAG of Steps as entry point."""
         bodies = {t.name: t.body for t in self.templates if isinstance(t, PluginTemplate)}
-        kinds = set[str]()
-        for template in spec.get("templates", []):
+        templates: list[Manifest] = spec.get("templates", [])
+        for template in templates:
             if template["name"] in bodies:
                 template["plugin"] = bodies[template["name"]]
-            if template["name"] == spec.get("entrypoint"):
-                kinds = template.keys() & {"steps", "container", "script"}
-        if kinds:
+        entry = next((template for template in templates if template["name"] == spec.get("entrypoint")), {})
+        if entry.keys() & {"steps", "container", "script"}:
             make_entry_dag(spec)
 
     def lint(self) -> Any:

@@ -18,7 +18,7 @@ from hera_pipelines.authoring.policies import (
     resolve_duration,
 )
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
-from hera_pipelines.compile.settings import DataSource, Spot, StepSettings, check_values
+from hera_pipelines.compile.settings import DataSource, Spot, StepSettings
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GangBackend, GangSpec
 from tiphys.protocol.step_spec import GPU_RESOURCE, GpuRequest, Proximity, StepKind
@@ -55,7 +55,6 @@ class StepOptions:
             UsageError: a value is not valid; the message names it.
         """
         where = f"step {step!r}"
-        check_values(where, vars(self))
         return build_model(StepSettings, where, **self._setting_values(where))
 
     def _setting_values(self, where: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def check_values(where: str, values: Mapping[str, Any]) -> None:
 
 
 def refuse_unknown_keywords(kind: type[KindT]) -> type[KindT]:
-    """Class decorator for the classes that authors call; see `check_keywords`."""
+    """Class decorator for the classes that authors call; see `check_keywords` and `check_values`."""
     known = inspect.signature(kind).parameters
     initialize = kind.__init__
 

@@ -387,7 +387,7 @@ def _check_meaning(
             before, after = document.templates[name].manifest, found[name].manifest
             if after.get("metadata") == _marked_metadata(before, wanted[name]):
                 del after["metadata"]
-                after |= {name: value for name, value in before.items() if name == "metadata"}
+                after |= {field: value for field, value in before.items() if field == "metadata"}
     for index, (document, _) in enumerate(marked):
         found = located[index] if located else {}
         if parsed and parsed[index][0] == document.manifest:

@@ -208,7 +208,7 @@ def _build_decorator(options: StepOptions | None, bare: tuple[object, ...], argu
     names = [field.name for field in fields(options)] if options is not None else []
     known = [*names, *inspect.signature(Script).parameters]
     check_keywords(decorator, arguments, [name for name in known if name != "source"])
-    check_values(decorator, arguments)
+    check_values(decorator, {**(vars(options) if options is not None else {}), **arguments})
 
     def decorate(function: Callable[P, R]) -> StepFunction[P, R]:
         name = arguments.get("name") or function.__name__.replace("_", "-").lower()

@@ -138,8 +138,8 @@ def end_failed_attempt(
     if argo_message not in message:
         message = f"{message}; Argo: {argo_message}"
     if preempted is not None:
-        told = format_preemption(preempted)
-        message = told if cause is Cause.PREEMPTION else f"{message}; {told}"
+        taken = format_preemption(preempted)
+        message = taken if cause is Cause.PREEMPTION else f"{message}; {taken}"
     elif cause is Cause.PREEMPTION and (eviction := _find_eviction(call, attempt)) is not None:
         preempted = _build_evacuation_record(call, attempt, eviction)
         message = "; ".join([eviction.reason, message, *([format_preemption(preempted)] if preempted else [])])

@@ -4,7 +4,6 @@ import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -90,8 +89,11 @@ class CommitSelection(NamedTuple):
     roots: tuple[str, ...]
     """Paths that a restore puts in place, each with all that is below it."""
     entries: dict[str, FileEntry]
-    loose: AbstractSet[str] = frozenset()
-    """Paths of what the program may change meanwhile, because it is not written with the rest."""
+
+    @property
+    def loose(self) -> set[str]:
+        """Paths of what lies beside the checkpoint, which the program may change while it is stored."""
+        return self.entries.keys() - self.checkpoint.entries.keys()
 
 
 @dataclass(frozen=True)

@@ -263,8 +263,7 @@ class CompletenessDetector:
         self._add_targets(entries, roots)
         parents = {str(parent) for root in roots for parent in PurePosixPath(root).parents}
         entries |= {path: entry for path, entry in self._scan.listing.items() if path in parents}
-        loose = entries.keys() - checkpoint.entries.keys()
-        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())), loose)
+        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())))
 
     def _is_rewritten(self, path: str) -> bool:
         state = self._files[path]

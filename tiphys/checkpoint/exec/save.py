@@ -100,13 +100,13 @@ class BackgroundCommit:
             self._watch.settle(selection.entries)
 
     def _check_unchanged(self, selection: CommitSelection, copied: Collection[str]) -> None:
+        own, beside = selection.checkpoint.entries, selection.loose
         fixed = {
             path: entry
             for path, entry in selection.entries.items()
-            if path not in copied and (entry.kind == "file" or path not in selection.loose)
+            if path not in beside or (entry.kind == "file" and path not in copied)
         }
         check_unchanged(self._folder, fixed)
-        own = selection.checkpoint.entries.keys() - copied
         writers = find_writers(self._folder)
         if opened := next((path for path in own if writers and path in writers.names), ""):
             raise FileChangedError(f"{self._folder / opened} was opened for writing while its checkpoint was stored")
