@@ -52,24 +52,26 @@ def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease, 
     request = lease.request
     if not stores.serves(request.namespace):
         return False
-    pod_statuses = pods.list_instance_pods(
-        cluster, request.namespace, request.run, request.uid, request.attempt, request.instance_hash
-    )
-    if pods.find_live_pod(pod_statuses) is not None:
-        return False
     workflow = None if is_stopped else _find_live_workflow(cluster, request.namespace, request.workflow, request.uid)
     over = workflow is None or _is_workflow_over(workflow)
-    if over and request.members == 1:
-        return True
     try:
-        store = stores.store(request.namespace)
-        if request.members > 1 and _is_gang_active(store, cluster, request, pod_statuses):
+        # Most leases are those of attempts that go on, of which no pod is listed: that costs the API server the most.
+        if (
+            not over
+            and find_attempt_end(stores.store(request.namespace), request.run, request.step, request.attempt) is None
+        ):
             return False
-        end = find_attempt_end(store, request.run, request.step, request.attempt)
+        pod_statuses = pods.list_instance_pods(
+            cluster, request.namespace, request.run, request.uid, request.attempt, request.instance_hash
+        )
+        if pods.find_live_pod(pod_statuses) is not None:
+            return False
+        return request.members == 1 or not _is_gang_active(
+            stores.store(request.namespace), cluster, request, pod_statuses
+        )
     except (IntegrityError, StoreError, UsageError) as error:
         _log.warning("lease.not_examined", **request.log_fields, error=str(error))
         return False
-    return over or end is not None
 
 
 def is_attempt_over(stores: NamespaceStores, cluster: Cluster, lease: Lease) -> bool:

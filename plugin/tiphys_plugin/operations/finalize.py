@@ -145,7 +145,7 @@ def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOpe
     if is_ours:
         context.metrics.count_submission_end(sealed.status)
     context.ledger.release_workflow(binding.uid)
-    lease_reclaim.reclaim_leases(context)
+    lease_reclaim.reclaim_leases(context, binding.uid)
     why = "" if sealed.status == "Succeeded" else sealed.message  # tries that failed before one succeeded
     ended = format_submission_end(binding.run, binding.submission, sealed.status, why)
     report = run_report.store_report(context.store, binding, sealed)

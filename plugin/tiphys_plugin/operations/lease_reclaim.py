@@ -48,14 +48,17 @@ from tiphys_plugin.runtime.context import PluginContext
 _log = structlog.get_logger()
 
 
-def reclaim_leases(context: PluginContext) -> list[Lease]:
-    """Release the leases that nothing can use any more, among those whose check is due; returns the released ones.
+def reclaim_leases(context: PluginContext, uid: str = "") -> list[Lease]:
+    """Release the leases that nothing can use any more; returns the released ones.
+
+    Those of the Workflow with this uid are checked, or all whose check is due.
 
     Raises:
         StoreError: the ledger or the cluster did not answer.
     """
     sweep = _LeaseSweep(context)
-    released = context.ledger.release_dead_leases(sweep.is_reclaimable)
+    leases = [lease for lease in context.ledger.snapshot().leases if lease.request.uid == uid] if uid else None
+    released = context.ledger.release_dead_leases(sweep.is_reclaimable, leases)
     for lease in released:
         if lease.id in sweep.forced_lease_ids:
             _record_forced_reclaim(context, lease, sweep.limit_seconds or 0.0)

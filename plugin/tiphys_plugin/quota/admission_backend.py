@@ -81,7 +81,7 @@ class AdmissionBackend(Protocol):
     ) -> list[Lease]:
         """Release and return those of ``leases`` for which ``is_gone`` is true; the others are kept.
 
-        None: those whose check is due.
+        None: those whose check is due, unless another call checks them at the moment.
         """
 
     def snapshot(self) -> LedgerState:

@@ -46,6 +46,7 @@ class BaseLedger(ABC):
         self.cache = SchedulerCache(threading.RLock(), forget_after)
         self._clock = clock
         self._check_every = check_every
+        self._sweep = threading.Lock()
 
     @abstractmethod
     def _transact(self, transition: Transition[_Answer]) -> _Answer:
@@ -102,9 +103,18 @@ class BaseLedger(ABC):
     ) -> list[Lease]:
         # `is_gone` calls the cluster, so it runs between two transactions and not within one.
         now = self._clock()
-        due = transitions.find_due_leases(self.snapshot(), now, self._check_every) if leases is None else leases
-        gone = [lease for lease in due if is_gone(lease)]
-        checked = due if leases is None else gone
+        if leases is not None:
+            return self._record_checks(gone := [lease for lease in leases if is_gone(lease)], gone, now)
+        # Where hundreds wait, each of their calls comes here, and all would check the same leases at once.
+        if not self._sweep.acquire(blocking=False):
+            return []
+        try:
+            due = transitions.find_due_leases(self.snapshot(), now, self._check_every)
+            return self._record_checks(due, [lease for lease in due if is_gone(lease)], now)
+        finally:
+            self._sweep.release()
+
+    def _record_checks(self, checked: Sequence[Lease], gone: list[Lease], now: datetime) -> list[Lease]:
         if checked:
             next_check = now + self._check_every
             self._update(lambda state: transitions.record_check(state, checked, gone, next_check, now))

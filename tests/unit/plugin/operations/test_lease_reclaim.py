@@ -138,3 +138,39 @@ def test_a_clock_that_jumps_takes_nothing_back(here, hours):
     here.clock.advance(hours * 3600)
     waiting.admit("fit", 0)
     assert holders(here) == ["uid-1"]
+
+
+def listed_runs(here: World, monkeypatch) -> list[str]:
+    """The runs whose pods are listed from now on."""
+    runs: list[str] = []
+    pods = here.cluster.pods
+
+    def listing(namespace: str, run: str, *of_attempt: str):
+        runs.append(run)
+        return pods(namespace, run, *of_attempt)
+
+    monkeypatch.setattr(here.cluster, "pods", listing)
+    return runs
+
+
+def test_end_of_a_workflow_lists_the_pods_of_no_other(here, monkeypatch):
+    flow = here.submit(fit(gpu=gpus(4)))
+    others = [here.submit(fit(gpu=gpus(2)), name=f"other-{n}", uid=f"uid-{n}") for n in (2, 3)]
+    for each in (flow, *others):
+        each.admit("fit", 0)
+    here.clock.advance(3600)
+    here.cluster.write_workflow(workflow([fit(gpu=gpus(4))]) | {"status": {"phase": "Failed"}})
+    runs = listed_runs(here, monkeypatch)
+    flow.finalize("Failed")
+    assert set(runs) == {RUN}
+    assert holders(here) == ["uid-2", "uid-3"]
+
+
+def test_holder_that_goes_on_costs_a_waiting_request_no_listing_of_pods(here, monkeypatch):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    flow.pod("fit", 1)
+    runs = listed_runs(here, monkeypatch)
+    here.clock.advance(3600)
+    assert "holds 8 of 8 A100" in said(another(here).admit("fit", 0))
+    assert RUN not in runs

@@ -15,6 +15,8 @@ from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
+from tiphys.errors import StoreError
+
 EIGHT = queues(research={"A100": 8})
 
 
@@ -200,6 +202,26 @@ def test_lease_found_alive_is_not_asked_about_at_once_again(ledger, clock):
     assert ledger.release_dead_leases(lambda lease: pytest.fail("asked again")) == []
     clock.advance(31)
     assert len(ledger.release_dead_leases(lambda lease: True)) == 1
+
+
+def test_lease_is_not_checked_by_a_second_call_while_a_first_one_checks_it(ledger):
+    ledger.request(ask(4, "u1"))
+    asked = []
+
+    def is_gone(lease):
+        asked.append(lease.request.uid)
+        assert ledger.release_dead_leases(is_gone) == []
+        return True
+
+    assert len(ledger.release_dead_leases(is_gone)) == 1
+    assert asked == ["u1"]
+
+
+def test_sweep_follows_one_that_failed(ledger):
+    ledger.request(ask(4, "u1"))
+    with pytest.raises(StoreError):
+        ledger.release_dead_leases(lambda _: (_ for _ in ()).throw(StoreError("no answer")))
+    assert len(ledger.release_dead_leases(lambda _: True)) == 1
 
 
 def test_released_workflow_is_checked_at_the_next_sweep(ledger):
