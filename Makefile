@@ -106,6 +106,9 @@ bench-argo: setup  ## measure complete Workflows on a cluster with Argo; adds to
 bench-beside: setup  ## one training and the same faults by Argo alone, a folder of checkpoints and Tiphys; adds to reports/beside.json (CONTENDER=tiphys, FAULT=kill, QUICK=1: no report)
 	@PYTHONPATH=tests $(RUN) python -m bench.beside $(if $(QUICK),--quick) $(if $(REQUEUE),--requeue $(REQUEUE)) $(addprefix --contender ,$(CONTENDER)) $(addprefix --fault ,$(FAULT))
 
+bench-fleet: setup  ## hundreds of trainings on a cluster with Argo and nodes of paper; adds to reports/fleet.json (STORY="hour --runs 1000", STORY="etcd --rebuild COMMAND")
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONPATH=tests $(RUN) python -m bench.fleet $(if $(QUICK),--quick) $(STORY)
+
 bench-cluster: setup  ## measure what steps cost the shared agent on a cluster; writes tests/bench/reports/cluster.json
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench $(if $(QUICK),--quick)
 
@@ -168,4 +171,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .venv-mlflow .venv-programs .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo dist test argo-examples emulators test-stores test-ui screenshots bench-ui fuzz chaos mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-beside bench-cluster bench-checkpoint bench-cli bench-quota bench-resume bench-scale clean
+.PHONY: help setup demo dist test argo-examples emulators test-stores test-ui screenshots bench-ui fuzz chaos mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-beside bench-fleet bench-cluster bench-checkpoint bench-cli bench-quota bench-resume bench-scale clean

@@ -18,13 +18,14 @@ ROOT = Path(__file__).parents[2]
 PAGE, README, COMPARISON = ROOT / "docs/benchmarks.md", ROOT / "README.md", ROOT / "docs/comparison.md"
 BESIDE_PICTURE = ROOT / "docs/images/beside.svg"
 REPORTS = Path(__file__).parent / "reports"
-BENCHMARKS = ("checkpoint", "resume", "quota", "scale")
+BENCHMARKS = ("checkpoint", "resume", "quota", "scale", "fleet")
 """Each has a module ``report`` with ``WORDS`` for what it measures and a function ``block``."""
 MEASURED_CODE = {
     "checkpoint": ("tiphys/checkpoint", "tiphys/lineage", "tiphys/store"),
     "resume": ("controller/tiphys_controller", "tiphys/checkpoint", "tiphys/lineage", "tiphys/store"),
     "quota": ("plugin/tiphys_plugin/quota",),
     "scale": ("controller/tiphys_controller", "hera_pipelines/ui", "tiphys/lineage", "tiphys/store"),
+    "fleet": ("controller/tiphys_controller", "plugin/tiphys_plugin"),
 }
 """The folders of the product that a benchmark measures: a change of them makes its figures old."""
 FRONT = {
