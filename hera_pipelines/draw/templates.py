@@ -21,13 +21,13 @@ def load_picture_template(name: str) -> "Template":
     return environment.get_template(name)
 
 
-def create_environment(package: str) -> "Environment":
-    """An environment for the templates beside the modules of ``package``."""
+def create_environment(package: str, folder: str = "") -> "Environment":
+    """An environment for the templates in ``folder`` of ``package``."""
     # Imported here, because most commands that import this package draw no picture.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
-        loader=PackageLoader(package, ""),
+        loader=PackageLoader(package, folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

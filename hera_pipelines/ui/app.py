@@ -353,7 +353,7 @@ def _read_number(request: Request, name: str) -> int | None:
 
 @cache
 def _load_template(name: str) -> Any:
-    environment = create_environment("hera_pipelines.ui")
+    environment = create_environment("hera_pipelines.ui", "templates")
     environment.filters |= {
         "address": lambda text: quote(text, safe=""),
         "share": format_share,
