@@ -22,7 +22,7 @@ def fit(steps: int) -> Annotated[bytes, Artifact(name="model")]:
     import torch
 
     from tiphys import checkpoint
-    from tiphys.checkpoint.adapters.lightning import CheckpointCallback
+    from tiphys.checkpoint.adapters.lightning import TiphysCheckpoint
 
     class Regression(pl.LightningModule):
         def __init__(self) -> None:
@@ -38,7 +38,7 @@ def fit(steps: int) -> Annotated[bytes, Artifact(name="model")]:
     model = Regression()
     data = torch.utils.data.DataLoader(torch.randn(640, 8), batch_size=64)
     with checkpoint.session() as session:
-        trainer = pl.Trainer(max_steps=steps, callbacks=[CheckpointCallback(session)], logger=False)
+        trainer = pl.Trainer(max_steps=steps, callbacks=[TiphysCheckpoint(session)], logger=False)
         trainer.fit(model, data)
     weights = io.BytesIO()
     torch.save(model.state_dict(), weights)

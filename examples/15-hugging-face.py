@@ -22,7 +22,7 @@ def fit(steps: int) -> Annotated[bytes, Artifact(name="model")]:
     import transformers
 
     from tiphys import checkpoint
-    from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+    from tiphys.checkpoint.adapters.transformers import TiphysCallback
 
     class Regression(torch.nn.Module):
         def __init__(self) -> None:
@@ -35,7 +35,7 @@ def fit(steps: int) -> Annotated[bytes, Artifact(name="model")]:
     model = Regression()
     options = transformers.TrainingArguments("out", max_steps=steps, save_steps=20, report_to=[])
     with checkpoint.session() as session:
-        callback = CheckpointCallback(session)
+        callback = TiphysCallback(session)
         rows = [{"x": row} for row in torch.randn(640, 8)]
         trainer = transformers.Trainer(model, options, train_dataset=rows, callbacks=[callback])
         trainer.train(resume_from_checkpoint=callback.restore("out"))

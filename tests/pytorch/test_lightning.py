@@ -74,7 +74,7 @@ def fit(
 ) -> Any:
     """Train to optimizer step ``until``, from ``restored`` on; the module and its trainer."""
     lightning: Any = importlib.import_module(name)
-    from tiphys.checkpoint.adapters.lightning import CheckpointCallback
+    from tiphys.checkpoint.adapters.lightning import TiphysCheckpoint
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -116,7 +116,7 @@ def fit(
     ) as session:
         trainer = lightning.Trainer(
             **({"max_epochs": options.pop("epochs")} if "epochs" in options else {"max_steps": until}),
-            callbacks=[CheckpointCallback(session), *options.pop("callbacks", ())],
+            callbacks=[TiphysCheckpoint(session), *options.pop("callbacks", ())],
             accelerator="cpu",
             devices=1,
             logger=False,

@@ -50,7 +50,7 @@ def train(
 ) -> Any:
     import transformers
 
-    from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+    from tiphys.checkpoint.adapters.transformers import TiphysCallback
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -67,7 +67,7 @@ def train(
     transformers.set_seed(seed)
     start = ref(1, restored) if restored else None
     with open_session(store, 2 if start else 1, resume_from=start, every=SaveInterval(2, "steps")) as session:
-        callback = CheckpointCallback(session)
+        callback = TiphysCallback(session)
         arguments = transformers.TrainingArguments(
             str(folder),
             max_steps=STEPS,
@@ -189,7 +189,7 @@ def test_the_best_model_is_restored_with_the_newest_checkpoint(world, tmp_path):
 
 
 def test_parts_of_the_model_on_other_nodes_are_refused(tmp_path):
-    from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+    from tiphys.checkpoint.adapters.transformers import TiphysCallback
 
     class OtherNode:
         world_size = 2
@@ -197,7 +197,7 @@ def test_parts_of_the_model_on_other_nodes_are_refused(tmp_path):
         def gather_all(self, own: Any) -> Any:
             return [own, ({}, ["checkpoint-1/global_step1/zero_pp_rank_1.pt"])] if isinstance(own, tuple) else [own]
 
-    callback = CheckpointCallback(Session())
+    callback = TiphysCallback(Session())
     callback._agreement = OtherNode()  # type: ignore[assignment]
     arguments = SimpleNamespace(output_dir=str(tmp_path), load_best_model_at_end=False)
     with pytest.raises(UsageError, match=r"rank 0 does not see checkpoint-1/global_step1/zero_pp_rank_1\.pt"):
@@ -205,11 +205,11 @@ def test_parts_of_the_model_on_other_nodes_are_refused(tmp_path):
 
 
 def test_processes_that_have_not_joined_are_refused(monkeypatch):
-    from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+    from tiphys.checkpoint.adapters.transformers import TiphysCallback
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="make the TrainingArguments"):
-        CheckpointCallback(Session()).restore("out")
+        TiphysCallback(Session()).restore("out")
 
 
 def test_sessions_of_single_processes_are_refused_in_a_training_of_several():

@@ -58,11 +58,7 @@ def test_no_module_is_longer_than_one_idea() -> None:
 
 
 def test_a_public_class_name_means_one_thing() -> None:
-    assert not {name: count for name, count in Counter(public_classes()).items() if count > 1 and name not in FACES}
-
-
-FACES = {"CheckpointCallback"}
-"""The same thing for two frameworks: users of Lightning and of Hugging Face each import theirs."""
+    assert not {name: count for name, count in Counter(public_classes()).items() if count > 1}
 
 
 @pytest.mark.parametrize("package", [tiphys_controller, tiphys_plugin], ids=lambda package: package.__name__)

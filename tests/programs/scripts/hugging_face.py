@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tiphys import checkpoint
-from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+from tiphys.checkpoint.adapters.transformers import TiphysCallback
 
 STEPS, BATCH = 30, 4
 
@@ -72,7 +72,7 @@ def main():
         disable_tqdm=True,
     )
     with checkpoint.session() as session:  # Tiphys
-        callback = CheckpointCallback(session)  # Tiphys
+        callback = TiphysCallback(session)  # Tiphys
         trainer = transformers.Trainer(
             Model(shape),
             arguments,

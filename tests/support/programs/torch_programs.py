@@ -102,7 +102,7 @@ def trainer(
     import transformers
 
     from tiphys.checkpoint import session as open_session
-    from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+    from tiphys.checkpoint.adapters.transformers import TiphysCallback
 
     rank = dist.get_rank()
     output = Path(folder) / str(rank) if node_local else Path(folder)
@@ -142,7 +142,7 @@ def trainer(
             ddp_backend="gloo",
             **options,
         )
-        callback = CheckpointCallback(session)
+        callback = TiphysCallback(session)
         rows = [{"x": torch.full((8,), n / 20) + torch.arange(8) / 8} for n in range(40)]
         trainer = transformers.Trainer(
             Model(), arguments, train_dataset=rows, eval_dataset=rows[:8], callbacks=[callback, Fault()]

@@ -1,10 +1,10 @@
 """A callback for Lightning that restores before the fit and saves after optimizer steps.
 
     from tiphys import checkpoint
-    from tiphys.checkpoint.adapters.lightning import CheckpointCallback
+    from tiphys.checkpoint.adapters.lightning import TiphysCheckpoint
 
     with checkpoint.session() as session:
-        trainer = Trainer(max_steps=10_000, callbacks=[CheckpointCallback(session)], enable_checkpointing=False)
+        trainer = Trainer(max_steps=10_000, callbacks=[TiphysCheckpoint(session)], enable_checkpointing=False)
         trainer.fit(model, data)
 
 A checkpoint contains what Lightning itself would write, and the random
@@ -39,7 +39,7 @@ else:
 _RANDOM = "tiphys.random"
 
 
-class CheckpointCallback(Callback):
+class TiphysCheckpoint(Callback):
     """Saves and restores a fit through ``session``, which the program opens around it.
 
     As with Lightning's own checkpoints, a run resumes at the right batch of an

@@ -1,10 +1,10 @@
 """A callback for Hugging Face's Trainer, which commits the checkpoints that the Trainer writes.
 
     from tiphys import checkpoint
-    from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+    from tiphys.checkpoint.adapters.transformers import TiphysCallback
 
     with checkpoint.session() as session:
-        callback = CheckpointCallback(session)
+        callback = TiphysCallback(session)
         trainer = Trainer(…, args=TrainingArguments(output_dir, save_steps=50), callbacks=[callback])
         trainer.train(resume_from_checkpoint=callback.restore(output_dir))
 
@@ -33,7 +33,7 @@ from tiphys.checkpoint.session import Session
 from tiphys.errors import UsageError
 
 
-class CheckpointCallback(TrainerCallback):
+class TiphysCallback(TrainerCallback):
     """Saves and restores one Trainer through ``session``, which each of its processes opens around it."""
 
     def __init__(self, session: Session) -> None:
