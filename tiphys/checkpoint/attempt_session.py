@@ -41,14 +41,7 @@ class AttemptSession:
     """The checkpoints of one attempt, in one of its processes.
 
     Args:
-        settings: Identity of the attempt, and when and how it saves.
-        run_store: Store of the run: attempts and events.
-        store: Store of the checkpoints.
         framework: What the shards are in, as manifests name it.
-        environ: Environment of the program.
-        clock: Monotonic clock, in seconds.
-        metrics: Metrics of the training loop; None for none.
-        total_steps: Steps of the whole training; None if unknown.
         is_first: Whether this is the rank that reports for all.
         world_size: Processes that train together; None for what the launcher says.
         interval: Decides when a save is due; None: as ``settings`` say.

@@ -191,9 +191,8 @@ class Session(CheckpointSession):
     def agree_by(self, agreement: Any, *, restores: bool) -> None:
         """Decide by ``agreement`` of all ranks, for an adapter that calls `step` at the same steps in each.
 
-        Args:
-            agreement: A `tiphys.checkpoint.adapters.ranks.RankAgreement`.
-            restores: Whether this rank calls `restore`; the others must not.
+        ``agreement`` is a `tiphys.checkpoint.adapters.ranks.RankAgreement`. Only ranks with ``restores`` call
+        `restore`.
         """
 
 

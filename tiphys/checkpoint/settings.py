@@ -255,11 +255,7 @@ def is_save_due(every: SaveInterval, *, seconds_since_save: float, last_step: in
     An interval in steps is due at its multiples, so that a run saves at the same
     steps however often it was interrupted.
 
-    Args:
-        every: The save interval.
-        seconds_since_save: Seconds since the last save started.
-        last_step: Step of the last save, or the restored step.
-        global_step: Steps that are complete.
+    ``last_step`` is the step of the last save, or the restored one.
     """
     if every.unit == "seconds":
         return seconds_since_save >= every.amount

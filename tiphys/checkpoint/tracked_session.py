@@ -68,17 +68,7 @@ def _excluded_from_step_time(
 
 
 class TrackedSession(AttemptSession, Session):
-    """The session of one attempt, in one of its processes.
-
-    Args:
-        settings: Identity of the attempt, and when and how it saves.
-        rank_info: Position of this process among the ranks; None for a single process.
-        sharded: Whether each rank saves a state of its own.
-        opens_itself: As for `SessionProcess`.
-        near: Memory of the pod that outlives the program; None for none.
-        upload_threads: Shards that are uploaded or read at once.
-        others: As for `AttemptSession`.
-    """
+    """The session of one attempt, in one of its processes."""
 
     def __init__(
         self,

@@ -53,13 +53,7 @@ def unwrap_dcp_error(error: BaseException) -> BaseException:
 
 
 class TrackedDistributedSession(AttemptSession, DistributedSession):
-    """The DCP session of one rank. Rank 0 decides, commits, reports and runs retention.
-
-    Args:
-        settings: Identity of the attempt, and when and how it saves.
-        ranks: Agreement between the ranks.
-        others: As for `AttemptSession`.
-    """
+    """The DCP session of one rank. Rank 0 decides, commits, reports and runs retention."""
 
     def __init__(
         self, settings: CheckpointSettings, *, ranks: RankAgreement, **others: Unpack[SessionArguments]

@@ -54,11 +54,7 @@ class DcpWriter(FileSystemWriter):
     dies before that, nothing is committed.
 
     Args:
-        store: Store of the checkpoints.
-        draft: The manifest without shards.
         committer: Publishes the manifest and receives the commit, in the coordinating rank.
-        shard_bytes: Approximate size of a shard.
-        cache: Cache of the node, which gets what is stored; None for no cache.
     """
 
     def __init__(
@@ -139,12 +135,8 @@ class DcpReader(FileSystemReader):
     that does not match its manifest is quarantined.
 
     Args:
-        store: Store of the checkpoints.
-        manifest: The checkpoint.
         agree: Called by every rank with its error or None; waits for all ranks, and
             raises in every rank if one of them failed. None for a single process.
-        held_bytes: Most verified bytes to keep in memory.
-        cache: Cache of the node; None for no cache.
     """
 
     def __init__(

@@ -41,10 +41,8 @@ _PLAIN = {
 def encode_tensors(value: Any, *, pickled: bool = False) -> Any:
     """Replace every tensor in ``value`` by a dict with its array; mappings become plain dicts.
 
-    Args:
-        value: A nesting of containers, tensors and plain values.
-        pickled: Whether to pickle other values, as torch.save does; otherwise
-            they are returned unchanged, and the session refuses them.
+    Other values are pickled if ``pickled``, as torch.save does; otherwise they are returned unchanged, and the session
+    refuses them.
 
     Raises:
         UsageError: a tensor is sparse, quantized, distributed or without memory.
@@ -55,10 +53,8 @@ def encode_tensors(value: Any, *, pickled: bool = False) -> Any:
 def decode_tensors(value: Any, *, pickled: bool = False) -> Any:
     """Invert `encode_tensors`; all tensors are on the CPU.
 
-    Args:
-        value: The encoded value.
-        pickled: Whether to unpickle what was encoded with ``pickled``. Unpickling runs code
-            that the checkpoint names, so write access to the checkpoint is the right to run code.
+    What was encoded with ``pickled`` is unpickled with it. That runs code that the checkpoint names, so write access to
+    the checkpoint is the right to run code.
     """
     return _Decoder(pickled).decode(value)
 

@@ -61,13 +61,7 @@ def record_crash(
 
     Of several processes of an incarnation that crash, the first record is kept.
 
-    Args:
-        run_store: Store of the run.
-        settings: Identity of the attempt.
-        error: The error that ends the session; None if it ends well.
-        last_step: Newest step that this process completed; None before the first.
-        restored: Checkpoint that it restored, or was restoring when it failed.
-        timeout_seconds: Longest time to wait for storage.
+    ``restored`` is the checkpoint that the process restored, or was restoring when it failed.
     """
     if error is None or not is_crash(error):
         return

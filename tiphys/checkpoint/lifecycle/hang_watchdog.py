@@ -177,11 +177,8 @@ class HangWatchdog(NoHangWatchdog):
     machine is not mistaken for a training that is stuck.
 
     Args:
-        min_limit_seconds: Shortest limit of a step.
         on_hang: Called once, on the watchdog's thread; expected to end the process.
-        clock: Monotonic clock, in seconds.
         is_excused: Returns True while the training may stand still, such as during a save.
-        alarm: The alarm behind this thread; None for SIGALRM.
     """
 
     def __init__(

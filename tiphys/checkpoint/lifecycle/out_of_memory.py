@@ -53,11 +53,6 @@ class OutOfMemoryGuard:
 
     It first frees the local variables of the frames that the error left. A
     program that catches the error outside of its session continues.
-
-    Args:
-        error: The error that ends the session; None if it ends well.
-        crash_log: Receives the reason.
-        alarm: Ends the process; None for SIGALRM.
     """
 
     def __init__(self, error: BaseException | None, crash_log: CrashLog, alarm: KernelAlarm | None = None) -> None:

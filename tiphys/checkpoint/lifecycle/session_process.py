@@ -19,8 +19,6 @@ class SessionProcess:
     """The process of one session.
 
     Args:
-        session: The session.
-        stop_signal: Its handler of SIGTERM.
         opens_itself: Whether the first call opens the session, and the end of the program closes it, if the program
             uses no ``with`` block. None: such a program is refused. False: that is left to the caller.
     """

@@ -93,12 +93,7 @@ class RankBarrier:
 
     Args:
         store: The store of the checkpoints, which all ranks reach.
-        lineage: Lineage of the checkpoints.
-        attempt: Number of the attempt.
-        rank_info: Position of this rank.
         sharded: Whether each rank saves a state of its own; otherwise rank 0 saves for all.
-        check_fence: Raises `FencedError` once another attempt replaced this one.
-        clock: Monotonic clock, in seconds.
         sleep: Waits for a number of seconds; may raise to end the wait.
     """
 

@@ -51,7 +51,6 @@ class StepTimer(NoStepTimer):
 
     Args:
         publish: Called at the end of each window, with its number and the median own seconds of its steps.
-        clock: Monotonic clock, in seconds.
         wall_clock: Seconds since the epoch; windows are equal on all nodes whose clocks agree.
     """
 

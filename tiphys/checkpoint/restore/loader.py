@@ -16,12 +16,7 @@ from tiphys.threads import map_parallel
 class CheckpointLoader:
     """Loads checkpoints of one store.
 
-    Args:
-        store: Store of the checkpoints.
-        near: Memory of the pod, read before cache and store; None for none.
-        cache: Cache of the node, read before the store and filled from it; None for no cache.
-        should_stop: Called before each shard; True cancels the load.
-        threads: Shards that are read at once.
+    `ShardReader` explains the arguments.
     """
 
     def __init__(
@@ -46,10 +41,7 @@ class CheckpointLoader:
     def load(self, manifest: CheckpointManifest, like: Any = None, rank_info: RankInfo = SINGLE_RANK) -> Any:
         """Load the state of one rank, or the state that rank 0 saved for all ranks.
 
-        Args:
-            manifest: The checkpoint.
-            like: State with the classes to build, as in `tiphys.checkpoint.state.serialization.unflatten_state`.
-            rank_info: Position of this rank.
+        ``like`` is a state with the classes to build, as in `unflatten_state`.
 
         Raises:
             IntegrityError: a shard is damaged or missing.

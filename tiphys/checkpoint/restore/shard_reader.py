@@ -195,11 +195,7 @@ class LoadStoppedError(Exception):
 def load_manifest(store: Store, ref: CheckpointRef, framework: str, reader: str = "this program") -> CheckpointManifest:
     """Read the manifest of ``ref``, whose shards must be of ``framework``.
 
-    Args:
-        store: Store of the checkpoints.
-        ref: The checkpoint.
-        framework: Framework that the caller can read.
-        reader: Name of the caller for the error message.
+    ``reader`` names the caller in the error message.
 
     Raises:
         IntegrityError: the manifest is damaged or missing.

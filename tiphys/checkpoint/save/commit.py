@@ -57,7 +57,6 @@ class ShardUploader:
     """Uploads the shards of one save in parallel.
 
     Args:
-        threads: Shards that are uploaded at once.
         on_stored: Called with the size of each shard in bytes once it is stored,
             on the thread that uploaded it.
         cache: Cache of the node, which gets each shard once it is stored; None for none.

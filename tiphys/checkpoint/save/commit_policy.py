@@ -50,12 +50,6 @@ class CheckpointCommitter:
     the saver's thread → `publish`, which creates the manifest → `on_committed`.
 
     Args:
-        settings: Identity of the attempt, and its retention rules.
-        run_store: Store of the run: attempts and progress.
-        store: Store of the checkpoints.
-        event_log: Receives the events of failures and interval changes.
-        metrics: Receives upload times and failures.
-        interval: Adjusted after each commit.
         candidates: Checkpoints that the attempt may restore, which retention protects.
         fence: Checked before each commit and each deletion.
         stop_signal: After SIGTERM a commit triggers neither retention nor an interval
@@ -147,12 +141,7 @@ class CheckpointCommitter:
     ) -> CheckpointManifest:
         """Return the manifest of a save, without shards and without the times that the save measures.
 
-        Args:
-            global_step: Steps that are complete.
-            framework: Adapter that can read the shards.
-            provenance: Code, data and versions that the state was made with.
-            metrics: Numbers that describe the state.
-            reason: ``due``, ``asked`` or ``sigterm``.
+        ``framework`` names the adapter that can read the shards; ``reason`` is ``due``, ``asked`` or ``sigterm``.
 
         Raises:
             UsageError: a value of ``metrics`` is not a number, or its name no text.

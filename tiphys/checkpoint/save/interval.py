@@ -146,13 +146,7 @@ def initial_interval(configured: SaveInterval, history: FailureHistory) -> SaveI
 
 
 class SaveIntervalController:
-    """The save interval of a session: fixed, or adjusted to the measured costs if it is set to ``auto``.
-
-    Args:
-        configured: The interval as it is set.
-        history: Failures of earlier attempts; None for none.
-        clock: Monotonic clock, in seconds.
-    """
+    """The save interval of a session: fixed, or adjusted to the measured costs if it is set to ``auto``."""
 
     def __init__(
         self,

@@ -79,7 +79,6 @@ class LateCopy:
     These are the thread that saves and, once it cannot wait, the training thread.
 
     Args:
-        pieces: What is copied late.
         awaits_update: Whether an update may change a piece, so that the training thread is to call `settle`.
     """
 

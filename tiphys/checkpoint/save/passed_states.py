@@ -38,12 +38,7 @@ def check_step_number(global_step: Any) -> int:
 
 
 class PassedStates:
-    """The states that one process passes to its session, in order.
-
-    Args:
-        has_state: Returns whether this process saves a state.
-        saver: Knows what is saved.
-    """
+    """The states that one process passes to its session, in order."""
 
     def __init__(self, has_state: Callable[[], bool], saver: Saver) -> None:
         self._has_state = has_state
@@ -66,11 +61,7 @@ class PassedStates:
 
         The first state is looked at in any case, and a state is compared if its number was passed before.
 
-        Args:
-            global_step: The number as the program passed it.
-            state: The state, or a function that returns it.
-            newest_step: Number of the newest save or of the restored checkpoint.
-            has_position: The program knows where in the data it is; otherwise the first call looks at its loaders.
+        Without ``has_position`` the first call looks at the program's loaders.
 
         Raises:
             UsageError: it is no number of a step, is lower than ``newest_step``, or was passed with another state.

@@ -153,9 +153,7 @@ class Saver:
         asynchronous: Whether a background thread saves a copy of the state.
             Otherwise the state is not copied, and the training waits for each save.
         copies: Copies of the state that may exist; a second one waits in the queue while the first is saved.
-        threads: Shards that are uploaded at once.
         near: Memory for a copy that a restart in the pod can read; None for none.
-        cache: Cache of the node, which gets what is uploaded; None for none.
         on_wait: Called with the seconds for which an update waited for the rest of a copy.
     """
 
@@ -227,10 +225,7 @@ class Saver:
 
         Waits while earlier saves use all copies.
 
-        Args:
-            draft: The manifest without shards.
-            plans: The shards of the state.
-            copy: False promises that the state does not change until the save ends, so that it is not copied.
+        ``copy=False`` promises that the state does not change until the save ends, so that it is not copied.
 
         Raises:
             MemoryError: there is no memory for a copy of the state.

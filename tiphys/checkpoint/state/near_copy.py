@@ -61,14 +61,7 @@ def required_bytes(peak_bytes: int, sizes: Sequence[int], ranks: int, *, shared:
 
 
 class NearMemory:
-    """The regions of the launcher's file, of which this rank writes its own.
-
-    Args:
-        descriptor: The file.
-        local_rank: Number of this rank in the pod.
-        ranks: Ranks in the pod.
-        sharded: Whether each rank saves shards of its own.
-    """
+    """The regions of the launcher's file, of which this rank writes its own."""
 
     def __init__(self, descriptor: int, local_rank: int = 0, ranks: int = 1, *, sharded: bool = False) -> None:
         self.descriptor = descriptor
@@ -186,7 +179,6 @@ class NearShards:
     """The near copy of one checkpoint, of which nothing is known before its hashes were compared.
 
     Args:
-        memory: The memory of the pod.
         offsets: Where each shard begins, by its key.
         quiet: The region, where nothing writes to it until all is read; None to read copies of its pages.
         releases: Whether each shard is given back once it was read.

@@ -93,10 +93,8 @@ class FlatState(NamedTuple):
 def flatten_state(state: Any, known: Classes | None = None) -> FlatState:
     """Flatten ``state`` without copying arrays.
 
-    Args:
-        state: The state.
-        known: Classes of the program's default, where a restore looks before it looks in imported modules; None if
-            ``state`` is that default.
+    ``known`` are the classes of the program's default, where a restore looks before it looks in imported modules; None
+    if ``state`` is that default.
 
     Raises:
         UsageError: a part of it cannot be saved exactly; the message names its path.
@@ -126,10 +124,7 @@ def read_document(document: bytes) -> tuple[TreeNode, list[Array]]:
 def unflatten_state(document: Any, arrays: list[Array], like: Any = None) -> Any:
     """Rebuild a state; the inverse of `flatten_state`.
 
-    Args:
-        document: The content of the document.
-        arrays: The arrays with their content.
-        like: A state of the same program. Its classes are found there, or in the modules that are imported.
+    Classes are found in ``like``, a state of the same program, or in the modules that are imported.
 
     Raises:
         UsageError: a class of the state is in neither, or its fields have changed.

@@ -93,11 +93,8 @@ class ShardPlan:
 def plan_shards(state: FlatState, shard_bytes: int | None = None) -> list[ShardPlan]:
     """Plan the shards of a state; equal states give equal bytes.
 
-    Args:
-        state: The flattened state.
-        shard_bytes: Approximate size of a shard. None for 32 MiB: less if there
-            would be too few shards to upload in parallel, more if there would be
-            thousands.
+    Without ``shard_bytes`` a shard has about 32 MiB: less if there would be too few to upload in parallel, more if
+    there would be thousands.
     """
     usual = min(SHARD_BYTES, max(_MIN_SHARD_BYTES, state.nbytes // _MIN_SHARDS))
     size = shard_bytes or max(usual, state.nbytes // _MAX_SHARDS)

@@ -59,10 +59,8 @@ class EventLog:
     def record(self, events: Sequence[Event], *, store: bool = True, timeout_seconds: float | None = None) -> None:
         """Log ``events`` and store them with the run. Never raises.
 
-        Args:
-            events: Events of this attempt.
-            store: False logs them only, such as when no time is left.
-            timeout_seconds: Longest time to wait for storage; None waits until it answers.
+        ``store=False`` logs them only, such as when no time is left. Without ``timeout_seconds`` this waits until
+        storage answers.
         """
         for event in events:
             log_message(event.message)

@@ -145,11 +145,7 @@ class TrainingMetrics(NoMetrics):
     ) -> None:
         """Create the metrics.
 
-        Args:
-            rank: Rank of the process.
-            interval_seconds: Configured time between two saves; None: it is counted in steps.
-            clock: Monotonic clock, in seconds.
-            now: The time that a commit is exported with.
+        ``interval_seconds`` is as in `open_metrics`, ``now`` the time that a commit is exported with.
 
         Raises:
             ImportError: prometheus-client is not installed.
@@ -266,10 +262,6 @@ class MetricsEndpoint(NamedTuple):
     def parse(cls, text: str, error_prefix: str = f"{environment.METRICS}=") -> "MetricsEndpoint":
         """Read ``port:9464``, ``port:127.0.0.1:9464``, ``port:[::1]:9464`` or ``textfile:/absolute/folder``.
 
-        Args:
-            text: The value of the setting.
-            error_prefix: Beginning of the error message.
-
         Raises:
             UsageError: ``text`` has none of these forms.
         """
@@ -290,10 +282,7 @@ def open_metrics(
 
     Each local rank serves on its own port: the configured one plus ``LOCAL_RANK``.
 
-    Args:
-        environ: Environment of the program.
-        interval_seconds: Longest configured time between two saves; None: it is counted in steps.
-        clock: Monotonic clock, in seconds.
+    ``interval_seconds`` is the longest configured time between two saves; None: it is counted in steps.
 
     Raises:
         UsageError: the variable is not valid.

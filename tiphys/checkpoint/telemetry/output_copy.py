@@ -46,14 +46,9 @@ class OutputCopy:
     """Stores the output of one attempt. Every method returns at once and never raises, but `close` waits a moment.
 
     Args:
-        store: Store of the run.
-        run: The run.
-        step: The step.
-        attempt: Number of the attempt.
         secrets: Secrets to mask, in all forms.
         interval_seconds: Longest time between two writes to storage; the first ones follow sooner, for programs that
             die soon.
-        clock: Monotonic clock, in seconds.
     """
 
     def __init__(

@@ -54,11 +54,6 @@ class ProgressReporter:
 
     Args:
         store: Store of the run; None for a rank that does not report.
-        lineage: Lineage of the training step.
-        attempt: Number of the attempt.
-        environ: Environment of the program, which names Argo's progress file.
-        commits: The commits of the attempt.
-        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -102,8 +97,7 @@ class ProgressReporter:
     def report_hindrance(self, hindrance: str) -> None:
         """Report at once why no checkpoint is committed, for a writer that sees no steps; the next report replaces it.
 
-        Args:
-            hindrance: The end of the sentence "no commit yet, because …"; its first 240 characters are kept.
+        ``hindrance`` ends the sentence "no commit yet, because …"; its first 240 characters are kept.
         """
         self._report(self._reported[-1][1] if self._reported else None, None, {}, hindrance)
 

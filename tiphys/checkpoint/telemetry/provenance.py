@@ -52,11 +52,7 @@ def gather_provenance(
 ) -> Provenance:
     """Return the provenance of a save; takes microseconds after the first call.
 
-    Args:
-        environ: Environment of the program.
-        epoch: Passes over the data that are complete.
-        data_position: Where in the data the next step continues.
-        world_size: Processes that train together; None for the launcher's ``WORLD_SIZE``.
+    Without ``world_size`` it is the launcher's ``WORLD_SIZE``.
 
     Raises:
         UsageError: ``epoch`` or ``data_position`` contains other values than numbers and text.
