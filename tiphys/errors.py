@@ -102,11 +102,7 @@ def install_command(extra: str) -> str:
 def unknown_name_message(owner: str, kind: str, name: str, known: Iterable[str]) -> str:
     """A sentence for a name that is not ``known``: ``step 'fit' has no input 'rat'; did you mean 'rate'? It has: …``.
 
-    Args:
-        owner: What has names.
-        kind: What the names are of, such as ``input``.
-        name: The unknown name.
-        known: The names that there are; a long list is left out where one of them is similar to ``name``.
+    A long list of ``known`` names is left out where one of them is similar to ``name``.
     """
     names = list(known)
     similar = difflib.get_close_matches(name, names, n=1)
@@ -119,9 +115,8 @@ def unknown_name_message(owner: str, kind: str, name: str, known: Iterable[str])
 def yaml_error_message(source: str, error: Exception) -> str:
     """The message for YAML that cannot be parsed: the source, with line and column, and what is wrong there.
 
-    Args:
-        source: Where the text is from, such as ``queue file queues.yaml``.
-        error: The error of PyYAML, which training images do not have.
+    ``source`` says where the text is from, such as ``queue file queues.yaml``; ``error`` is one of PyYAML, which
+    training images do not have.
     """
     if isinstance(error, RecursionError):
         return f"{source} is nested too deeply to be read"

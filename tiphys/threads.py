@@ -91,11 +91,6 @@ def map_parallel(work: Callable[[int, ItemT], ResultT], items: Sequence[ItemT], 
     The caller's thread takes part, and does all the work if no other thread can
     be started. After an error no further item is started.
 
-    Args:
-        work: Called with the position of an item and the item.
-        items: The items.
-        threads: Number of threads, the caller's included.
-
     Returns:
         The results, in the order of ``items``.
 

@@ -49,12 +49,8 @@ def derive_checkpoint_crash(
     The program's crash report has precedence. Without a report only a signal
     counts, because an exit code may come from before the load. Pure.
 
-    Args:
-        claim: The claim of the attempt.
-        cause: Why the attempt failed.
-        exit_code: Exit code of the main container. With `EX_NEW_POD` the report tells of the program's last process.
-        crash: The program's crash report; None without one.
-        progress: Whether the attempt committed a checkpoint.
+    With the exit code `EX_NEW_POD` the report tells of the program's last process. ``progress`` says whether the
+    attempt committed a checkpoint.
     """
     if cause not in _PROGRAM_CAUSES and exit_code != EX_NEW_POD:
         return None
@@ -81,12 +77,6 @@ def find_suspect(
     that crashed within ``within_steps`` of the load. An attempt that loaded the
     checkpoint and ran longer, or committed, proves it usable, so crashes before
     that attempt do not count. Other causes count neither way. Pure.
-
-    Args:
-        earlier: The attempts before the newest one.
-        newest: The end of the newest attempt.
-        min_crashes: Number of crashes that make a checkpoint suspect.
-        within_steps: Steps after the load within which a crash counts.
     """
     crash = newest.checkpoint_crash
     if crash is None or not _is_early_crash(newest, within_steps):

@@ -42,11 +42,6 @@ def evaluate_retry_budget(ends: Sequence[AttemptEnd], policy: RetryPolicy, submi
     the newest end that made progress: its own failure is the first charge after
     the refund. Ends of other submissions never count. A failure without a cause
     counts as unknown.
-
-    Args:
-        ends: Ends of the attempts of one step, in any order.
-        policy: Retry policy of the step.
-        submission: The current submission.
     """
     window = ends_since_progress(_ends_of_submission(ends, submission))
     if not window:

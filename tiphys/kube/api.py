@@ -57,8 +57,6 @@ class KubeApi:
     `StoreError` may have happened.
 
     Args:
-        server: URL of the API server.
-        pool: Connection pool.
         namespace: Namespace of this pod, or of the context of the kubeconfig.
         authorization: Returns the header ``Authorization`` of the next request; empty for none.
     """
@@ -100,15 +98,10 @@ class KubeApi:
     ) -> ObjectList:
         """List the objects that match the selectors.
 
-        Args:
-            resource: Kind of object.
-            namespace: Namespace; None for all namespaces.
-            labels: Label selector.
-            fields: Field selector.
-            limit: Objects per page. If a page token expires, all objects are read in one page.
-            transform: Applied to each object when its page is read, because all pods of a large cluster may not fit
-                into memory. An object for which it fails is left out, see `read_object`.
-            metadata_only: The server sends no more of each object than its metadata.
+        Pages have ``limit`` objects; if a page token expires, all are read in one page. ``transform`` is applied to
+        each object when its page is read, because all pods of a large cluster may not fit into memory. An object for
+        which it fails is left out, see `read_object`. With ``metadata_only`` the server sends no more of each than its
+        metadata.
 
         Raises:
             NotFoundError: the API server does not serve this kind of object.
@@ -170,15 +163,8 @@ class KubeApi:
     ) -> bool:
         """Delete an object; False if it does not exist.
 
-        Args:
-            resource: Kind of object.
-            namespace: Namespace; None for kinds without one.
-            name: Name of the object.
-            uid: Delete only an object with this uid; empty for any.
-            resource_version: Delete the object only if it was not changed since this version; empty for any.
-            grace_seconds: Grace period; None for the default of the object.
-            propagation: How the objects that it owns are deleted; None for the default of the kind, which leaves the
-                pods of a Job running.
+        ``uid`` and ``resource_version``, unless empty, must be those of the object. Without ``propagation`` the default
+        of the kind decides about the objects that it owns, which leaves the pods of a Job running.
 
         Raises:
             ConflictError: the object has another uid or resource version.

@@ -28,9 +28,8 @@ _TOKEN_SECONDS = 60.0
 def connect_to_cluster(kubeconfig: Path | None = None, context: str | None = None) -> KubeApi:
     """Connect to the cluster of this pod; outside a pod, or with an argument, to that of a kubeconfig.
 
-    Args:
-        kubeconfig: The file; None for ``KUBECONFIG`` or ``~/.kube/config``.
-        context: Name of its context; None for the current one.
+    Without ``kubeconfig`` the file is that of ``KUBECONFIG``, or ``~/.kube/config``; without ``context`` its current
+    one counts.
 
     Raises:
         UsageError: there is no cluster to connect to, the kubeconfig is not valid, or the Kubernetes client library is

@@ -64,10 +64,8 @@ class LeaderElector:
     def run(self, stop: threading.Event, on_started_leading: Callable[[threading.Event], object]) -> None:
         """Take part in the election until ``stop`` is set, and release the Lease then.
 
-        Args:
-            stop: Ends the candidacy.
-            on_started_leading: Runs in its own thread while this candidate leads. Its argument is set when it must
-                end: leadership is lost, or ``stop`` is set. The Lease is renewed until it has ended.
+        ``on_started_leading`` runs in its own thread while this candidate leads. Its argument is set when it must end:
+        leadership is lost, or ``stop`` is set. The Lease is renewed until it has ended.
         """
         while not stop.is_set():
             if self.try_acquire_or_renew():

@@ -189,13 +189,7 @@ def _put_pending(pending: list[_Pending], request: _Pending, codec: BookCodec[_L
 
 
 class LedgerRecords:
-    """The `GPULedgerRecord` objects of one ledger. Every method raises `StoreError` if the API server fails.
-
-    Args:
-        api: The API server.
-        namespace: Namespace of the ledger.
-        ledger: Name of the ledger.
-    """
+    """The `GPULedgerRecord` objects of one ledger. Every method raises `StoreError` if the API server fails."""
 
     def __init__(self, api: KubeApi, namespace: str, ledger: str) -> None:
         self._api = api

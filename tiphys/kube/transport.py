@@ -59,8 +59,6 @@ class Transport:
     """Requests to one server. Thread-safe.
 
     Args:
-        server: URL of the server.
-        pool: Connection pool with trusted certificates and the client's certificate.
         authorization: Returns the header ``Authorization``; called for each request, because tokens expire. Empty for
             none.
         remote: Kind of server; None for the API server of Kubernetes.

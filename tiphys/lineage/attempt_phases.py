@@ -58,12 +58,6 @@ def split_phases(
 
     An attempt that committed nothing recorded no start times. It counts as discarded as a whole, because starting and
     training cannot be separated.
-
-    Args:
-        attempt: The attempt; it may still run.
-        kept: What its checkpoints show.
-        now: End time of an attempt without an end record.
-        is_running: Whether it has not ended.
     """
     ended_at = attempt.end.ended_at if attempt.end else now
     terminating_at = (attempt.end.terminating_at if attempt.end else None) or ended_at

@@ -61,14 +61,7 @@ def read_ancestors(store: Store, record: RunRecord) -> tuple[AncestorRun, ...]:
 def iter_start_candidates(
     run_store: Store, store: Store, lineage: str, starts_from: StartCheckpoints
 ) -> Iterator[CheckpointRef]:
-    """Candidates of a lineage as by `tiphys.lineage.select.order_candidates`, then those of its ancestors.
-
-    Args:
-        run_store: The store with the claims of attempts.
-        store: The store with the checkpoints.
-        lineage: The lineage of the fork.
-        starts_from: Start checkpoints of its attempts.
-    """
+    """Candidates of a lineage as by `tiphys.lineage.select.order_candidates`, then those of its ancestors."""
     yield from iter_candidates(iter_commits(store, lineage), lineage, starts_from)
     if (origin := find_fork_origin(lineage, starts_from)) is not None:
         yield from iter_fork_history(run_store, store, origin)
@@ -108,13 +101,8 @@ def choose_start_checkpoint(
 ) -> CheckpointChoice:
     """The newest valid checkpoint for the start of the next attempt, possibly one of an ancestor.
 
-    Args:
-        store: The store with claims and checkpoints.
-        run: Name of the run.
-        step: The step id.
-        attempts: Its attempts so far.
-        rerun_since: The submission that runs the step again from the beginning; 0 for none.
-        ancestors: The ancestors of the run, the nearest first.
+    ``rerun_since`` is the submission that runs the step again from the beginning, 0 for none. The nearest of
+    ``ancestors`` is the first.
     """
     lineage = lineage_name(run, step)
     if rerun_since and not any(attempt.claim.submission >= rerun_since for attempt in attempts):

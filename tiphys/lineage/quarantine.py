@@ -19,11 +19,7 @@ from tiphys.store.runs import read_concurrently
 def quarantine_checkpoint(store: Store, ref: CheckpointRef, reason: str, by: str) -> None:
     """Quarantine a checkpoint, unless it is in quarantine already: the first record stays, readable or not.
 
-    Args:
-        store: The store of the checkpoint.
-        ref: The checkpoint.
-        reason: Why it must not be loaded, as a sentence.
-        by: Author of the decision: ``restore``, ``verify``, ``conclude``, or the name of a person.
+    ``reason`` is a sentence; ``by`` is ``restore``, ``verify``, ``conclude``, or the name of a person.
     """
     try:
         claim_record(store, _key(ref), QuarantineRecord(checkpoint=ref, reason=reason, by=by))

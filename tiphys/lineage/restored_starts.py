@@ -14,12 +14,7 @@ _EVENT_CHECKPOINT = re.compile(r"([0-9]{1,9})-([0-9]{1,15})")
 
 
 def find_restored_starts(attempts: Iterable[Attempt], events: Iterable[Event]) -> dict[int, CheckpointRef | None]:
-    """The checkpoint that each attempt of one step started from, by attempt; None for the beginning. Pure.
-
-    Args:
-        attempts: Attempts of the step.
-        events: Events of the run, in their order.
-    """
+    """The checkpoint that each attempt of one step started from, by attempt; None for the beginning. Pure."""
     claims = [attempt.claim for attempt in attempts]
     restored: dict[tuple[str, int | None], list[str]] = {}
     skipped: set[tuple[str, int | None, str]] = set()

@@ -45,10 +45,6 @@ class RunHistory:
     read a part twice.
 
     A damaged record is raised as an `IntegrityError`, except by one `for_display`.
-
-    Args:
-        store: The store.
-        run: Name of the run.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -159,9 +155,8 @@ class RunHistory:
     def read_attempts(self, window: slice = ALL_ATTEMPTS, step: str = "") -> dict[str, list[Attempt]]:
         """Attempts by step id, in order.
 
-        Args:
-            window: Those that are read, as in `select_attempts`.
-            step: Id of the only step or item; the name of a fan-out selects its items, and empty all.
+        ``window`` is as in `select_attempts`. ``step`` is the id of the only step or item; the name of a fan-out
+        selects its items, and empty all.
         """
         listed = {step_id: numbers for step_id, numbers in self.attempt_numbers.items() if selects_step(step, step_id)}
         selected = select_attempts(listed, window)

@@ -87,12 +87,6 @@ def infer_starts(
     An attempt without a manifest, or whose manifests name only its own
     checkpoints because its pod was created again, counts as started from the best
     candidate before it. Without a commit it cannot have diverged.
-
-    Args:
-        commits: All commits of the lineage.
-        lineage: The lineage.
-        attempts: Numbers of the attempts.
-        restored: Restored checkpoint by attempt, from the manifests.
     """
     restored = {attempt: ref for attempt, ref in restored.items() if ref is None or ref.attempt < attempt}
     starts: dict[int, CheckpointRef | None] = {}
@@ -155,11 +149,6 @@ def choose_checkpoint(store: Store, lineage: str, attempts: Sequence[Attempt]) -
 
     Costs two listings as far as the first valid candidate, and a read and a listing for each
     candidate up to it. Bytes are not read: the training program verifies all hashes.
-
-    Args:
-        store: The store with the checkpoints.
-        lineage: The lineage.
-        attempts: The attempts so far.
     """
     starts_from = starts_from_claims(attempts)
     return choose_first_valid(store, iter_candidates(iter_commits(store, lineage), lineage, starts_from))

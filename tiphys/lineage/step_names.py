@@ -70,8 +70,6 @@ class StepNames:
     """Names of the steps and items of one run.
 
     Args:
-        run: Name of the run, for messages.
-        pipeline: Its compiled Workflow.
         read_bindings: Reads the bindings of its items, of the newest submission last. Called at most once, and only
             for a name that the Workflow does not show.
     """

@@ -25,10 +25,7 @@ def read_training_progress(store: Store, lineage: str, attempt: int | None = Non
 
     Costs a listing and a small read.
 
-    Args:
-        store: Store of the run.
-        lineage: Lineage of the training step.
-        attempt: Only a report of this attempt counts; None: of any.
+    With ``attempt`` only a report of this attempt counts.
 
     Raises:
         StoreError: storage failed.
@@ -94,12 +91,7 @@ def explain_missing_checkpoints(
 ) -> str:
     """Why a training that reports nothing has no checkpoint, as a clause; empty if it is protected, or too young.
 
-    Args:
-        spec: The step.
-        opened_at: When the attempt was admitted.
-        now: The present time.
-        end: Its end; None while it is open.
-        has_commit: Whether it has committed a checkpoint; called only for an open attempt.
+    ``has_commit`` is called only for an attempt without an ``end``.
     """
     if spec.kind is not StepKind.TRAIN:
         return ""

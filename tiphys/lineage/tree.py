@@ -143,11 +143,8 @@ def build_lineage_tree(
 ) -> LineageTree:
     """Build the lineages of the steps of ``attempts``.
 
-    Args:
-        history: The run.
-        attempts: Attempts by step id.
-        events: Events of the run; without them, nothing is known of preemptions and of what attempts really restored.
-        most: Most checkpoints; None for all.
+    Without ``events`` nothing is known of preemptions and of what attempts really restored. ``most`` limits the number
+    of checkpoints.
     """
     preemptions = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
     store, pipeline, names = history.store, history.pipeline, history.names

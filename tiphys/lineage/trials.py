@@ -120,15 +120,7 @@ class TrialRecords(NamedTuple):
 def build_trial(
     index: int, step: str, parameters: dict[str, Any], records: TrialRecords, objective: Objective | None
 ) -> Trial:
-    """Combine the records of one trial. Pure.
-
-    Args:
-        index: Position in the sweep, from 0.
-        step: Its step id.
-        parameters: Its parameters.
-        records: Its records.
-        objective: The metric; None for none.
-    """
+    """Combine the records of one trial. Pure."""
     last = records.attempts[-1].end if records.attempts else records.reused_end
     end = last if last and last.outcome is AttemptEndOutcome.DONE else None
     usable = [node for node in records.checkpoints if node.status is CheckpointStatus.COMMITTED]
@@ -206,12 +198,8 @@ def read_sweep(
 ) -> SweepReport:
     """Read the sweep of a run. Costs a read for each of its attempts and checkpoints.
 
-    Args:
-        history: The run.
-        step: The fanned-out step; empty if there is only one.
-        metric: The metric that compares trials; None for the metric of the step's best checkpoints, if any.
-        mode: Which values are better; None for the order of the step's best checkpoints, otherwise ``min``.
-        now: End of the time of open attempts.
+    An empty ``step`` means the only sweep. Without ``metric`` and ``mode`` those of the step's best checkpoints count,
+    or else the order ``min``. ``now`` ends the time of open attempts.
 
     Raises:
         NotFoundError: the store has no such run.

@@ -138,11 +138,7 @@ def read_annotation(
 ) -> RecordT | None:
     """Read a policy that an annotation of the Workflow holds as JSON; None without the annotation.
 
-    Args:
-        manifest: The Workflow.
-        annotation: Name of the annotation.
-        kind: Model of the policy.
-        consequence: End of the error message: what follows from the damage, and what to do.
+    ``consequence`` ends the error message: what follows from the damage, and what to do.
 
     Raises:
         UsageError: the annotation is damaged.

@@ -21,10 +21,6 @@ _MI = _MEMORY_UNITS["Mi"]
 def parse_memory_bytes(text: str | int, error_prefix: str) -> int:
     """Parse an amount of memory into whole bytes, rounded up.
 
-    Args:
-        text: The quantity, such as ``8Gi``, or a number of bytes.
-        error_prefix: Start of the error message.
-
     Raises:
         UsageError: ``text`` is not an amount of memory, or is zero.
     """

@@ -62,10 +62,6 @@ class RetentionPolicy(Record):
 def parse_keep_best(text: str, error_prefix: str) -> BestCheckpoints:
     """Parse ``loss:min:2``, or ``loss:min`` for one checkpoint.
 
-    Args:
-        text: The setting.
-        error_prefix: Start of the error message.
-
     Raises:
         UsageError: ``text`` is not valid.
     """
@@ -79,10 +75,6 @@ def parse_keep_best(text: str, error_prefix: str) -> BestCheckpoints:
 
 def parse_keep_every(text: str, error_prefix: str) -> int:
     """Parse ``1000 steps`` into the number of global steps.
-
-    Args:
-        text: The setting.
-        error_prefix: Start of the error message.
 
     Raises:
         UsageError: ``text`` is not valid.

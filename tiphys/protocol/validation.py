@@ -15,10 +15,7 @@ def describe_mistake(error: ValidationError, model: type[BaseModel], document: s
 
     An unknown key comes first, because it is often a missing key with a spelling mistake.
 
-    Args:
-        error: Error of the validation.
-        model: Model of the document.
-        document: Words for the document itself, which has no path.
+    ``document`` has the words for the document itself, which has no path.
     """
     mistake = _first_mistake(error)
     *parents, key = mistake["loc"] or (document,)

@@ -161,10 +161,7 @@ class StepNode(NamedTuple):
 def find_step_nodes(workflow: str, nodes: Iterable[Mapping[str, Any]], tasks: Mapping[str, bool]) -> Iterator[StepNode]:
     """The nodes of ``tasks`` and of their items.
 
-    Args:
-        workflow: Name of the Workflow.
-        nodes: All of its nodes.
-        tasks: Names of the tasks of the entry DAG that have no gate, each with whether it is fanned out.
+    ``tasks`` names those of the entry DAG that have no gate, each with whether it is fanned out.
     """
     prefix = f"{workflow}."
     found: dict[str, tuple[str, Mapping[str, Any]]] = {}

@@ -34,12 +34,8 @@ def find_known_inputs(
 ) -> StepInputs | None:
     """The inputs of a step; None if one of them is made at run time.
 
-    Args:
-        pipeline: Its Workflow.
-        spec: The step.
-        body: Its task, with outputs of finished tasks in the place of references.
-        parameters: The `workflow_parameter_values`.
-        item: Text of the fan-out item.
+    ``body`` is its task, with outputs of finished tasks in the place of references; ``parameters`` are the
+    `workflow_parameter_values`.
 
     Raises:
         UsageError: the Workflow has no such template.

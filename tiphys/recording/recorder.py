@@ -131,9 +131,6 @@ class WorkflowRecorder:
     """Records the steps of one Workflow. Thread-safe; one call records at a time.
 
     Args:
-        store: Store of the run.
-        binding: The run and submission of the Workflow.
-        parameter_max_bytes: Largest output parameter.
         on_end: Called with each end that this recorder has written.
     """
 
@@ -177,11 +174,7 @@ class WorkflowRecorder:
     ) -> RecordedSteps:
         """Record all that ``nodes`` show of the steps.
 
-        Args:
-            workflow: The live Workflow object.
-            nodes: Its nodes.
-            hash_objects: Hashes outputs; None: at once.
-            seconds: Time after which no further step is begun.
+        No further step is begun after ``seconds``. Without ``hash_objects`` outputs are hashed at once.
 
         Raises:
             StoreError: storage did not answer; what was recorded before stays.

@@ -106,13 +106,9 @@ def bind_workflow(
 ) -> RunBinding:
     """Find the run and submission of a workflow, or bind it to a new run.
 
-    Args:
-        store: Store of the namespace.
-        cluster: The cluster of the workflow.
-        metadata: Identity of the workflow.
-        run_name: The name in its parameters, or that the pipeline gives its runs; empty: a new run.
-        submission_number: The number in its parameters; empty: the first.
-        validate: The workflow must be live and pass this check before any record is read for it; None: no check.
+    ``run_name`` is the name in its parameters, or that the pipeline gives its runs; empty: a new run. An empty
+    ``submission_number`` means the first. With ``validate`` the workflow must be live and pass this check before any
+    record is read for it.
 
     Raises:
         ConflictError: the submission belongs to another workflow, or was never claimed.

@@ -81,10 +81,6 @@ def tracking_id(record: RunRecord, step: str) -> str:
 def check_tracking_uri(uri: str, where: str) -> str:
     """Return ``uri`` if MLflow can be reached by it from another machine.
 
-    Args:
-        uri: URL of a tracking server.
-        where: Begin of the error message.
-
     Raises:
         UsageError: it has another scheme, or contains credentials.
     """

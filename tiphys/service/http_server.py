@@ -109,8 +109,6 @@ class AppServer:
     """Serves an ASGI application on `url` between ``__enter__`` and ``__exit__``.
 
     Args:
-        app: The application.
-        host: Address to listen on.
         port: Port to listen on; 0 for a free one.
         certificate: Certificate for TLS; None for plain HTTP.
 
@@ -251,13 +249,7 @@ class _WaitingCall(NamedTuple):
 
 
 class BodyBudget:
-    """Memory for the bodies of calls in flight: a share of each tenant, and a sum. It belongs to one event loop.
-
-    Args:
-        max_body_bytes: Largest body.
-        max_tenant_bytes: Largest sum of the bodies of one tenant.
-        max_bytes: Largest sum of all bodies.
-    """
+    """Memory for the bodies of calls in flight: a share of each tenant, and a sum. It belongs to one event loop."""
 
     def __init__(self, max_body_bytes: int, max_tenant_bytes: int, max_bytes: int) -> None:
         self._max_body_bytes, self._max_tenant_bytes, self._max_bytes = max_body_bytes, max_tenant_bytes, max_bytes

@@ -25,11 +25,7 @@ class DamagedRecord(NamedTuple):
 def check_record_identity(store: Store, key: str, record: RecordT, **expected: object) -> RecordT:
     """Return ``record`` if its fields match its key.
 
-    Args:
-        store: The store of the record.
-        key: Key of the record.
-        record: The record.
-        expected: Values of its fields that follow from the key.
+    ``expected`` has the values of its fields that follow from the key.
 
     Raises:
         IntegrityError: a field differs, so the record was copied from another key.

@@ -48,10 +48,7 @@ class Store(Protocol):
     def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
         """Write an object durably if no object has this key.
 
-        Args:
-            key: The key.
-            data: The bytes.
-            sha256: SHA-256 of ``data`` in hex, if the caller has computed it.
+        ``sha256`` is that of ``data`` in hex, if the caller has computed it.
 
         Raises:
             ObjectExistsError: an object has this key; nothing was changed. After a

@@ -41,10 +41,8 @@ class BucketPlace(NamedTuple):
 def bucket_policy(url: str, holder: CredentialsHolder, principals: Sequence[str] = ()) -> dict[str, Any]:
     """The smallest policy with which these credentials suffice.
 
-    Args:
-        url: URL of the store, ``s3://bucket/prefix``. For the services ``{namespace}`` stands for every tenant.
-        holder: The holder of the credentials.
-        principals: Users to name in each statement, for a policy of the bucket. None for a policy of a user or role.
+    In the URL of the services ``{namespace}`` stands for every tenant. ``principals`` are the users to name in each
+    statement of a policy of the bucket; None for a policy of a user or role.
 
     Raises:
         UsageError: the URL names no bucket, or a program would get the stores of all tenants.

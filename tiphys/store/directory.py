@@ -32,10 +32,7 @@ from tiphys.store.base import ObjectInfo, check_key, check_read_size, is_unicode
 def translate_os_errors(path: Path, action: str, size_bytes: int = 0) -> Iterator[None]:
     """Raise each `OSError` with the remedy.
 
-    Args:
-        path: The affected file or folder.
-        action: The failed action as a verb, such as ``write``.
-        size_bytes: Number of bytes to write.
+    ``action`` is what failed as a verb, such as ``write``.
 
     Raises:
         SettingsError: the block raised an `OSError` that stays until a person changes the folder or its permissions.
@@ -88,8 +85,6 @@ class DirectoryStore:
 
     Args:
         path: The folder. It must be on one file system that supports hard links.
-        create: Create the folder if it is missing.
-        namespace: The namespace whose runs it holds; empty if unknown.
 
     Raises:
         NotFoundError: the folder is missing and ``create`` is False.

@@ -75,10 +75,7 @@ def confirm_outputs(
 
     An object that is gone meanwhile is left out.
 
-    Args:
-        end: The end record.
-        listed: The outputs of the attempt, by key.
-        hash_object: Returns the SHA-256 of the object of a key in hex. Called for objects that were written again.
+    ``hash_object`` returns the SHA-256 of the object of a key in hex; it is called for objects that were written again.
     """
     recorded, confirmed = {obj.key: obj for output in end.outputs for obj in output.objects}, dict(listed)
     for info in find_changed_outputs(end, listed):
@@ -116,11 +113,8 @@ def list_output_files(path: Path, key: str, output: str, *, copies_links: bool =
 
     Object storage has files only: Argo drops links without a word, and reports a wrong name as an error of its own.
 
-    Args:
-        path: A file or a folder.
-        key: Key of the file, or the beginning of the keys of the files in the folder.
-        output: The output, for the error.
-        copies_links: Whether a link to a file of the same folder is stored as that file.
+    ``key`` is that of the file, or the beginning of the keys of the files in the folder. With ``copies_links`` a link
+    to a file of the same folder is stored as that file.
 
     Raises:
         UsageError: an entry is another link in a folder or no file, or its name is not valid in every store.

@@ -50,13 +50,7 @@ def read_program_output(
 ) -> list[str]:
     """The end of an attempt's stored output: its lines, each with its line break.
 
-    Args:
-        store: The store of the run.
-        layout: Keys of the run.
-        step: The step.
-        attempt: Number of the attempt.
-        last_lines: Most lines to return; None for all.
-        last_bytes: Bytes after which no older chunk is read; None for no limit.
+    Without ``last_lines`` all are returned. After ``last_bytes`` no older chunk is read.
     """
     parts: list[bytes] = []
     following: int | None = None

@@ -101,11 +101,8 @@ def open_submission(store: Store, claim: SubmissionClaim) -> ClaimResult[Submiss
 def end_submission(store: Store, end: SubmissionEnd, *, may_be_resumed: bool) -> ClaimResult[SubmissionEnd]:
     """Record the end of a submission; as `claim_record`.
 
-    Args:
-        store: The store of the run.
-        end: The end.
-        may_be_resumed: Whether the pipeline has a policy for automatic resumes. The submission then stays open unless
-            it succeeded, so that a controller that starts later finds it.
+    ``may_be_resumed`` says whether the pipeline has a policy for automatic resumes. The submission then stays open
+    unless it succeeded, so that a controller that starts later finds it.
     """
     sealed = claim_record(store, RunLayout(end.run).submission_end(end.submission), end)
     with contextlib.suppress(StoreError):  # the end counts; the janitor closes what stays open

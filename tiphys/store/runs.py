@@ -328,14 +328,7 @@ def fence_attempt(
 
     An end is create-only, so a fence and a late finish cannot both count.
 
-    Args:
-        store: The store of the run.
-        run: Name of the run.
-        step: Id of the step.
-        attempt: Number of the attempt.
-        message: Why it is fenced, for people.
-        stopped: Whether a person stopped its workflow.
-        last_alive_at: Its last sign of life; None: now.
+    ``stopped`` says whether a person stopped its workflow; ``last_alive_at`` is its last sign of life, None: now.
 
     Returns:
         The end that the attempt has now, possibly by another writer; None for an attempt that was never claimed.

@@ -43,12 +43,7 @@ def find_step_run(store: Store, run: str, step: str) -> StepRun | None:
 def open_step_run(server: MlflowServer, store: Store, run: str, step: str, experiment: str) -> StepRun:
     """Find or create the run of MLflow of a step and its parent, and set both to RUNNING.
 
-    Args:
-        server: MLflow.
-        store: The store of the run.
-        run: Name of the run.
-        step: Id of the step.
-        experiment: Name of the experiment for a run that has none yet.
+    ``experiment`` is the name for a run that has none yet.
 
     Raises:
         NotFoundError: a person has deleted the run, or the experiment, in MLflow.

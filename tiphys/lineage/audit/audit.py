@@ -60,12 +60,7 @@ def check_bytes(
 
     An exception, also Ctrl-C, ends each thread after its current piece.
 
-    Args:
-        expected_objects: The objects, with their recorded sizes and hashes.
-        run: Name of the run.
-        threads: Number of threads.
-        quarantined: Checkpoints in quarantine.
-        on_bytes_read: Called with the number of bytes of each piece, from any thread.
+    ``on_bytes_read`` is called with the number of bytes of each piece, from any thread.
 
     Raises:
         StoreError: storage did not answer, so the state of the objects is unknown.
@@ -149,14 +144,8 @@ def audit_run(
     Costs a read for each record, and a listing for each lineage and each finished
     attempt; with ``deep`` all bytes are read in addition.
 
-    Args:
-        store: The store of the run.
-        run: Name of the run.
-        step: Id of the step; empty for all steps.
-        deep: Whether to read and hash all bytes.
-        threads: Number of threads that read bytes; None for the number of cores.
-        on_total_bytes: Called once with the number of bytes that will be read.
-        on_bytes_read: Called with the number of bytes of each piece, from any thread.
+    An empty ``step`` means all steps. ``on_total_bytes`` is called once with the number of bytes that will be read,
+    ``on_bytes_read`` with that of each piece, from any thread.
 
     Raises:
         NotFoundError: the store has no such run, or the run has no such step.

@@ -169,13 +169,9 @@ class Retention:
     """Applies a retention policy to one lineage. Referenced checkpoints are always kept.
 
     Args:
-        store: The store with the checkpoints.
-        lineage: The lineage.
-        keep: The policy; None keeps everything.
         recheck: Called between announcement and deletion. Returns further
             checkpoints to keep, or raises `ConflictError` (such as
             `FencedError`) or `NotFoundError` if nothing may be deleted.
-        now: Clock for the delay.
     """
 
     def __init__(
@@ -207,9 +203,8 @@ class Retention:
         Quarantined and pinned checkpoints stay. Nothing expires while there are
         fewer valid checkpoints than the policy keeps.
 
-        Args:
-            starts_from: Start checkpoints of all attempts.
-            protected: Checkpoints that the newest attempt refers to.
+        ``starts_from`` are the start checkpoints of all attempts, ``protected`` those that the newest attempt refers
+        to.
         """
         return [] if self._keep is None else self.collect(starts_from, protected, limit=_MAX_PER_PASS).deleted
 
@@ -220,10 +215,7 @@ class Retention:
 
         The delay of expired checkpoints is not waited for. Everything that `apply` keeps stays.
 
-        Args:
-            starts_from: As in `apply`.
-            protected: As in `apply`.
-            saving: The checkpoint for which there is no room; the attempt commits in the order of its steps.
+        ``saving`` is the checkpoint for which there is no room: the attempt commits in the order of its steps.
 
         Returns:
             Number of deleted checkpoints and shards.

@@ -120,12 +120,6 @@ def pin_checkpoint(store: Store, ref: CheckpointRef, name: str, by: str = "") ->
     before it reads the pins, so at least one of the two processes detects the
     other.
 
-    Args:
-        store: The store of the checkpoint.
-        ref: The checkpoint.
-        name: Name of the pin.
-        by: Author of the pin.
-
     Raises:
         UsageError: ``name`` is not valid.
         NotFoundError: the checkpoint does not exist; the pin is removed again.

@@ -75,13 +75,9 @@ class AzureStore(BucketStore):
     ``AZURE_STORAGE_SERVICE_ENDPOINT`` names another endpoint than that of Azure's public cloud.
 
     Args:
-        account: Name of the storage account.
-        container: Name of the container.
-        prefix: Prefix of all keys, without slashes at its ends.
         block_bytes: Objects of more than this size are sent as blocks of this size. Blocks under way are in memory.
         page_size: Keys per page of a listing, at most 5,000.
         retries: How often a request is repeated.
-        namespace: The namespace whose runs it holds; empty if unknown.
 
     Raises:
         UsageError: a name, the prefix or the connection string is not valid, or the extra ``azure`` is not installed.

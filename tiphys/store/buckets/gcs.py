@@ -68,11 +68,8 @@ class GcsStore(BucketStore):
     ``STORAGE_EMULATOR_HOST`` names an emulator.
 
     Args:
-        bucket: Name of the bucket.
-        prefix: Prefix of all keys, without slashes at its ends.
         page_size: Keys per page of a listing, at most 1,000.
         retry_seconds: Limit of the time of a request with its repetitions.
-        namespace: The namespace whose runs it holds; empty if unknown.
 
     Raises:
         UsageError: the name of the bucket or the prefix is not valid, or the extra ``gcs`` is not installed.

@@ -145,11 +145,8 @@ class S3Store(BucketStore):
     Args:
         bucket: Name of the bucket. Directory buckets (S3 Express) are refused,
             because their listings have no order.
-        prefix: Prefix of all keys, without slashes at its ends.
         uploader: Sizes and parallelism of uploads.
         page_size: Keys per page of a listing, at most 1,000.
-        sleep: Waits the given number of seconds before a retry.
-        namespace: The namespace whose runs it holds; empty if unknown.
         variables: ``AWS_…`` variables to use instead of the settings of this process.
 
     Raises:

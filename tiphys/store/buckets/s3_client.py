@@ -178,11 +178,7 @@ def _disable_checksum_mode(params: dict[str, Any], **_: object) -> None:
 def translate_boto_errors(store: str, action: str, endpoint: str, key: str = "") -> Iterator[None]:
     """Raise each error of boto3 as a `TiphysError`.
 
-    Args:
-        store: URL of the store.
-        action: The failed action, such as ``read runs/a/run.json``.
-        endpoint: URL of the server.
-        key: Key of the affected object; empty for none.
+    ``action`` is what failed, such as ``read runs/a/run.json``.
 
     Raises:
         TiphysError: the block raised an error of boto3.
