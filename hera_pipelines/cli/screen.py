@@ -151,11 +151,8 @@ class Screen:
     ) -> None:
         """Print a table on stdout: fitted to the width of a terminal, and whole in a pipe or with ``-o wide``.
 
-        Args:
-            columns: Titles.
-            rows: Cells.
-            hide: Columns that a narrow terminal need not show, the first one first.
-            wraps: Whether the sentences of the last column are wrapped, not cut.
+        A narrow terminal need not show the columns ``hide``, the first one first. With ``wraps`` the sentences of the
+        last column are wrapped, not cut.
         """
         from rich.text import Text
 

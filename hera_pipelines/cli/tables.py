@@ -31,11 +31,9 @@ class TableLayout(NamedTuple):
 def fit_columns(natural: Sequence[int], width: int | None, hide: Sequence[int] = ()) -> TableLayout:
     """Choose columns and widths.
 
-    Args:
-        natural: Width of each column that cuts nothing.
-        width: Width of the terminal; None shows everything.
-        hide: Columns by index that may be hidden, the first one first. If hiding and cutting are not enough, the
-            other columns between the first and the last follow, from the right.
+    ``natural`` has the width of each column that cuts nothing; without ``width`` everything is shown. The columns
+    ``hide`` may be hidden, the first one first. If hiding and cutting are not enough, the other columns between the
+    first and the last follow, from the right.
     """
     everything = tuple(range(len(natural)))
     if width is None or sum(natural) + _GAP * (len(natural) - 1) <= width:

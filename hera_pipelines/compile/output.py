@@ -116,12 +116,8 @@ _MAX_CRON_NAME = 52
 def cron_workflow(workflow: Manifest, name: str, cron: Manifest) -> Manifest:
     """The compiled ``workflow`` as a CronWorkflow.
 
-    Args:
-        workflow: Compiled Workflow.
-        name: Name of the CronWorkflow, and beginning of its Workflows' names.
-        cron: Fields of a CronWorkflowSpec beside ``workflowSpec``, ``schedules``
-            at least. The default of ``concurrencyPolicy`` is ``Forbid``: while
-            a Workflow runs, the schedule starts no other.
+    ``cron`` has the fields of a CronWorkflowSpec beside ``workflowSpec``, ``schedules`` at least. The default of
+    ``concurrencyPolicy`` is ``Forbid``: while a Workflow runs, the schedule starts no other.
 
     Raises:
         UsageError: there is no schedule, or Argo would refuse the name, a schedule or the time zone.

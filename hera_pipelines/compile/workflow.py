@@ -107,10 +107,6 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     Tasks of the entry DAG whose template is annotated become steps. The rest of
     the Workflow, and ``manifest`` itself, stay unchanged.
 
-    Args:
-        manifest: Workflow as Hera builds it.
-        options: Facts about pipeline and cluster; None: the defaults.
-
     Raises:
         UsageError: the Workflow, or a setting of a step, is not supported; the
             message names it and says what to do.

@@ -69,8 +69,6 @@ class StorePromises:
     """The trials in one empty store.
 
     Args:
-        store: A client of it.
-        other: Another client of it.
         rng: Draws moments and victims.
         deadline: When the training is given up, by the monotonic clock.
     """

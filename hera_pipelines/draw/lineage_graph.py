@@ -292,10 +292,8 @@ def collapse_lineage(
 ) -> list[tuple[Lane | LaneGroup, list[LaneItem]]]:
     """Return the rows to show, and the items of each.
 
-    Args:
-        lineage: The lineage.
-        max_steps: Up to this number of distinct steps all dots are shown.
-        max_lanes: Up to this number of lanes all are shown. Of more, at most as many rows are returned.
+    Up to ``max_steps`` distinct steps all dots are shown, and up to ``max_lanes`` lanes all of them. Of more, at most
+    as many rows are returned.
     """
     lanes = _add_missing_origins(lineage.lanes)
     rows = _fold_lanes(lanes, max_lanes)

@@ -102,8 +102,6 @@ class LocalSession(LocalWorkflows):
     `SettingsError` if the loopback interface is down, and `UsageError` if the state folder cannot be created.
 
     Args:
-        store: Store of the runs.
-        state: Folder for the cluster, the ledger, logs, attempts and volumes.
         queues: Queue file; None sets no limits.
         plugin_port: Port of the plugin on loopback; 0 chooses a free port.
         speed: As of `LocalEngine`, like the arguments below.

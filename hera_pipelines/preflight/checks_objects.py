@@ -154,10 +154,8 @@ def find_needed_rights(
 ) -> dict[tuple[str, Permission], str]:
     """Rights beside those that `tiphys doctor` tries, each with the step that needs it (empty: all).
 
-    Args:
-        subject: The Workflow.
-        mode: Plugin mode; None counts as sidecar.
-        plurals: Plural of each kind that a ``resource`` template creates, by API version and kind.
+    Without ``mode`` the plugin runs in sidecars. ``plurals`` has the plural of each kind that a ``resource`` template
+    creates, by API version and kind.
     """
     needed: dict[tuple[str, Permission], str] = {}
     if subject.account != WORKFLOW_ACCOUNT and mode is not PluginMode.AGENT:

@@ -156,12 +156,7 @@ def build_subject(
 ) -> PreflightSubject:
     """The subject for a compiled Workflow.
 
-    Args:
-        file: The file of the pipeline.
-        manifest: The compiled Workflow, with the values of its parameters.
-        account: Service account of the pods, if the Workflow names none.
-        namespace: Namespace that it will be created in; empty: not known.
-        schedule_complaint: Why the schedule of the pipeline cannot be compiled.
+    ``account`` is that of the pods, if the Workflow names none.
 
     Raises:
         UsageError: Tiphys did not compile the Workflow.

@@ -23,10 +23,6 @@ SweepValue = str | bool | int | float
 def validate_value(value: Any, where: str) -> SweepValue:
     """Convert ``value`` to a type of JSON, also from types of numpy.
 
-    Args:
-        value: Value of a parameter.
-        where: Beginning of the error message.
-
     Raises:
         UsageError: ``value`` is not a text, boolean or finite number.
     """
@@ -54,10 +50,6 @@ def validate_value(value: Any, where: str) -> SweepValue:
 
 def validate_values(values: Any, where: str) -> tuple[SweepValue, ...]:
     """Validate all of ``values``, and return them in their order.
-
-    Args:
-        values: Values of one parameter.
-        where: Beginning of the error message.
 
     Raises:
         UsageError: there are no values, one occurs twice, or one is not valid.

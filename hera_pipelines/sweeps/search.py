@@ -135,11 +135,8 @@ def build_sweep_items(
 ) -> list[Any]:
     """Build the items of ``with_items`` from a sweep.
 
-    Args:
-        step: Name of the step.
-        sweep: Value of ``sweep=``.
-        options: Hera's keywords of the call.
-        inputs: Argo's name of each input, and whether it is an artifact, by the input's names in Python and Argo.
+    ``options`` are Hera's keywords of the call. ``inputs`` has Argo's name of each input, and whether it is an
+    artifact, by the input's names in Python and Argo.
 
     Raises:
         UsageError: ``sweep`` is not a `SweepSpec`, or does not fit the inputs of the step.
@@ -158,11 +155,7 @@ def build_sweep_items(
 def limit_parallel_tasks(dag: Any, step: str, parallel: Any, options: Mapping[str, Any]) -> None:
     """Limit how many tasks of ``dag`` run at once; Argo counts all tasks of the DAG.
 
-    Args:
-        dag: The open DAG, whose ``parallelism`` is set.
-        step: Name of the step.
-        parallel: Value of ``parallel=``.
-        options: Hera's keywords of the call.
+    ``options`` are Hera's keywords of the call.
 
     Raises:
         UsageError: the step is not fanned out, ``parallel`` is not a number, or the DAG has another limit.

@@ -96,16 +96,10 @@ def build_app(
 ) -> Starlette:
     """The application.
 
-    Args:
-        store: The store.
-        submitter: Where the Workflows of running submissions are looked up; None: storage alone.
-        allowed_hosts: Names by which the pages may be asked for, so that no page of another site can read them by a
-            name of its own (DNS rebinding); ``*`` allows all.
-        index: The runs; None: read by an index that has not been started.
-        find_logs: Finds the logs of attempts; None: none are found.
-        actions: Lets visitors resume, fork and stop runs; None: the pages only read.
-        gpus: Reads queues and nodes; None: there are no pages of them.
-        clock: Time of day.
+    ``allowed_hosts`` are the names by which the pages may be asked for, so that no page of another site can read them
+    by a name of its own (DNS rebinding); ``*`` allows all. Without ``submitter`` storage alone is read, without
+    ``find_logs`` there are no logs, without ``actions`` the pages only read, and without ``gpus`` there are no pages of
+    queues and nodes.
     """
     runs = index or RunIndex(store, submitter)
     pages = _Pages(store, submitter, runs, find_logs or (lambda *_: ()), actions, gpus, clock)

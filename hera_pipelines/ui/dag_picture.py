@@ -31,8 +31,7 @@ class DagPicture:
 def place_tasks(needs: Mapping[str, Sequence[str]]) -> DagPicture:
     """Lay out tasks.
 
-    Args:
-        needs: By task, in topological order, the tasks that must end before it starts.
+    ``needs`` has, by task in topological order, the tasks that must end before it starts.
     """
     columns: dict[str, int] = {}
     rows: dict[str, float] = {}

@@ -42,9 +42,7 @@ class AllowedHosts:
 
     Starlette's `TrustedHostMiddleware` cuts an IPv6 address at its first colon, and its answer names no remedy.
 
-    Args:
-        app: The application.
-        hosts: The names, without a port; ``*`` allows all.
+    The names have no port; ``*`` allows all.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
@@ -80,8 +78,6 @@ class PageAccess:
     Args:
         token: Token with which visitors sign in; empty: only a proxy identifies visitors.
         trusted_proxies: Addresses and networks of proxies that may name visitors.
-        identity_header: Header in which a proxy names a visitor.
-        monotonic: Monotonic clock in seconds.
 
     Raises:
         UsageError: the token is too short, an address is not valid, or nobody could ever act.

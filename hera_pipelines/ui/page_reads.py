@@ -72,12 +72,7 @@ class PageStore(ReadOnlyStore):
 
 
 class SharedViews(Generic[_Answer]):
-    """Keeps what was costly to read for a time that grows with its cost, so that few runs cannot take all CPU.
-
-    Args:
-        monotonic: Monotonic clock in seconds.
-        cpu: CPU of the calling thread in seconds.
-    """
+    """Keeps what was costly to read for a time that grows with its cost, so that few runs cannot take all CPU."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, cpu: _CpuClock = time.thread_time) -> None:
         self._monotonic = monotonic

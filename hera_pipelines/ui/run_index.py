@@ -74,9 +74,7 @@ class RunIndex:
     """Summaries of the newest runs of ``store``. Thread-safe; `start` begins to read.
 
     Args:
-        store: The store.
         submitter: Where the Workflows of running submissions are looked up; None: storage alone.
-        clock: Monotonic clock, in seconds.
         reads_holds: Whether to read which GPUs attempts held, which costs a read for each record of an attempt.
     """
 

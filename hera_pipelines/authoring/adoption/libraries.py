@@ -25,9 +25,7 @@ def copy_library_templates(
 ) -> tuple[Manifest, dict[str, LibraryTemplate]]:
     """``spec`` of a Workflow with copies of the library templates that it uses, and the original of each copy by name.
 
-    Args:
-        spec: The ``spec``; it is not changed. References to other libraries stay.
-        library_templates: All templates of the libraries.
+    ``spec`` is not changed; references to other libraries stay.
     """
     spec = copy.deepcopy(spec)
     templates = spec.get("templates") or []

@@ -254,11 +254,8 @@ def _keep_task_name(templates: dict[str, Manifest], task: Manifest, original_nam
     by another task than the author's, a DAG has no ``steps.name``, and a task may have a new name. The key of a step
     holds its program, so two steps that differ by the name alone need programs that differ.
 
-    Args:
-        templates: Those of the Workflow, by name; get a copy of the template that has the name in it.
-        task: Task of the entry DAG.
-        original_name: Its name as the author wrote it.
-        called_by: ``steps`` or ``tasks``: what the entry point was.
+    ``templates`` gets a copy of the template that has the name in it. ``called_by`` is ``steps`` or ``tasks``: what the
+    entry point was.
     """
     template: Manifest = task.get("inline") or templates.get(task.get("template") or "", {})
     is_step = marks.adopted_kind(template) in (AdoptedKind.STEP, AdoptedKind.TRAIN)

@@ -112,13 +112,9 @@ def observe_for_preflight(
 ) -> PreflightObservation:
     """Observe what the checks of ``subject`` need.
 
-    Args:
-        subject: The Workflow.
-        api: The API server; None without a cluster.
-        unasked: Why there is no cluster to ask; empty if there is one.
-        queues: Queues of a queue file, which take the place of those of the cluster; None without a file.
-        limit_seconds: Time limit of all reads together.
-        tries_used_store: Whether to try the promises of a store that already holds runs, too.
+    ``unasked`` says why there is no cluster to ask. The queues of a queue file take the place of those of the cluster.
+    All reads together take ``limit_seconds``; with ``tries_used_store`` the promises of a store that holds runs are
+    tried, too.
     """
     reads, url = BoundedReads(limit_seconds), subject.pipeline.store
     store = reads.start(f"store {url}", partial(_probe, url, tries_used_store)) if url else None

@@ -71,11 +71,8 @@ class LocalPodLogs:
     ) -> Iterator[PodLog]:
         """The logs of the pods of an attempt, in the order of their start.
 
-        Args:
-            claim: The attempt.
-            tail: Number of the last lines; None for all.
-            follow: Whether to go on until the pods end.
-            max_bytes: Most bytes to read of a file, from its end, or of the last lines of a pod; None for all.
+        Without ``tail`` all lines are read; with ``follow`` it goes on until the pods end. ``max_bytes`` are the most
+        to read of a file, from its end, or of the last lines of a pod.
         """
         for pod in self._pods(claim):
             path = pod_log_path(self._state, pod.name)
