@@ -81,7 +81,6 @@ class DemoRun:
         return next((ref for ref in refs if ref and ref.attempt == attempt), None)
 
     def attempts(self) -> dict[str, list[Attempt]]:
-        """All attempts by step."""
         return RunHistory(self.store, self.run).attempts
 
     def find_result(self, step: str) -> AttemptEnd:

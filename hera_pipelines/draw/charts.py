@@ -106,7 +106,6 @@ class Picture:
         self.shapes.append(Shape(path, style, colour, tooltip))
 
     def write(self, x: float, y: float, text: str, style: str = "", *, note: str = "", tooltip: str = "") -> None:
-        """Add a text."""
         self.labels.append(Label(x, y, text, style, note, tooltip))
 
     def draw_level(self, axes: Axes, value: float, style: str = "grid", tooltip: str = "") -> None:

@@ -27,8 +27,6 @@ from tiphys.records import CheckpointRef, Provenance
 
 
 class AttemptEnding(StrEnum):
-    """How an attempt ended."""
-
     DONE = "done"
     FAILED = "failed"
     FENCED = "fenced"
@@ -102,7 +100,6 @@ class LaneGroup:
 
     @property
     def attempt(self) -> int:
-        """Its first attempt."""
         return self.lanes[0].attempt
 
     @property

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 
 @cache
 def load_picture_template(name: str) -> "Template":
-    """Load the template ``name`` of this package."""
     environment = create_environment("hera_pipelines.draw")
     environment.filters["shorten"] = shorten
     return environment.get_template(name)
 
 
 def create_environment(package: str, folder: str = "") -> "Environment":
-    """An environment for the templates in ``folder`` of ``package``."""
     # Imported here, because most commands that import this package draw no picture.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

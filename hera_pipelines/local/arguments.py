@@ -170,7 +170,6 @@ def find_tags(text: str) -> list[str]:
 
 
 def replace_every_tag(text: str, value: str) -> str:
-    """Return ``text`` with every tag replaced by ``value``."""
     return replace_each_tag(text, lambda _: value)
 
 

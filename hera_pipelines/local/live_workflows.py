@@ -32,7 +32,6 @@ class LocalWorkflows:
 
     @property
     def state(self) -> Path:
-        """The state folder."""
         return self._state
 
     @property

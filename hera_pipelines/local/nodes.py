@@ -71,7 +71,6 @@ def node_id(workflow: str, node: str) -> str:
 
 
 def pod_name(workflow: str, node: str, template: str) -> str:
-    """Name of the pod that runs ``node``."""
     if node == workflow:
         return workflow
     prefix = f"{workflow}-{template}" if template else workflow
@@ -119,8 +118,6 @@ Artifact = dict[str, Any]
 
 @dataclass(frozen=True)
 class WorkflowNodeOutputs:
-    """Outputs of a finished node."""
-
     parameters: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     result: str | None = None

@@ -119,7 +119,6 @@ class WorkflowDefinition:
 
     @property
     def workflow_name(self) -> str:
-        """Name of the Workflow object."""
         return str(self.manifest["metadata"]["name"])
 
     def template(self, name: str) -> Manifest:

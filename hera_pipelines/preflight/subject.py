@@ -97,7 +97,6 @@ class PreflightSubject:
 
     @property
     def gpu_steps(self) -> list[StepSpec]:
-        """Steps that request GPUs."""
         return [step for step in self.steps.values() if step.gpu is not None]
 
     @cached_property

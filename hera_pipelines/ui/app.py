@@ -314,14 +314,12 @@ class _Pages:
         return await answer_while_connected(request, answer_or_explain)
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
-        """A page."""
         places = {"shows_queues": self._queues is not None, "shows_nodes": self._nodes is not None}
         text = _load_template(template).render(store=self._store.url, now=self._clock(), **places, **values)
         headers = {**_HEADERS, "Retry-After": str(_RETRY_SECONDS)} if status == 503 else _HEADERS
         return HTMLResponse(text, status, headers)
 
     def render_error(self, status: int, title: str, message: str) -> Response:
-        """The page of an error."""
         return self.render("error.html.jinja", status, title=title, message=message)
 
 

@@ -57,8 +57,6 @@ class StepCheckpoints:
 
 @dataclass(frozen=True)
 class CheckpointsView:
-    """All checkpoints of a run."""
-
     run: str
     steps: tuple[StepCheckpoints, ...]
 

@@ -90,8 +90,6 @@ class QueuesView:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node with GPUs."""
-
     name: str
     gpu_type: str
     gpus: int
@@ -107,8 +105,6 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class NodesView:
-    """The nodes at one moment."""
-
     place: str
     nodes: tuple[NodeRow, ...]
     notes: tuple[str, ...]

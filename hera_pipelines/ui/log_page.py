@@ -48,8 +48,6 @@ The numbers are the most lines, and the most bytes, of each. Raises `TiphysError
 
 @dataclass(frozen=True)
 class PodLogView:
-    """The end of the log of one pod."""
-
     pod: str
     source: str
     text: str
@@ -59,8 +57,6 @@ class PodLogView:
 
 @dataclass(frozen=True)
 class LogView:
-    """The page of one attempt."""
-
     run: str
     step: str
     """Step id."""

@@ -158,7 +158,6 @@ class RunView:
 
     @property
     def states(self) -> dict[str, StepDisplayState]:
-        """State of each step by its name."""
         return {step.detail.name: step.state for step in self.steps}
 
     @property

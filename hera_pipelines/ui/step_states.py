@@ -40,7 +40,6 @@ _OPEN = ""
 
 
 def find_step_state(step: StepDetail, phase: RunPhase) -> StepDisplayState:
-    """What became of ``step`` in a run of that phase."""
     if step.kind == "plain":
         return StepDisplayState.PLAIN
     is_running = phase is RunPhase.RUNNING

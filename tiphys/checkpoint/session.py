@@ -126,7 +126,6 @@ class CheckpointSession:
 
     @property
     def failed_saves(self) -> int:
-        """Number of saves that failed."""
         return 0
 
     @property

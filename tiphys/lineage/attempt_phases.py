@@ -13,8 +13,6 @@ from tiphys.store import Attempt
 
 
 class TimePhase(StrEnum):
-    """Phase of an attempt."""
-
     STARTING = "starting"
     """From admission until the program opened its session: scheduling, the image, libraries."""
     LOADING = "loading"
@@ -32,8 +30,6 @@ class TimePhase(StrEnum):
 
 
 class PhaseSpan(Record):
-    """Time span of one phase of an attempt."""
-
     phase: TimePhase
     begin: Timestamp
     end: Timestamp

@@ -89,7 +89,6 @@ class RunHistory:
 
     @property
     def submissions(self) -> tuple[Submission, ...]:
-        """All submissions, in order."""
         return self._once("submissions", lambda: tuple(read_submissions(self.store, self.run, self._damaged)))
 
     @property

@@ -140,7 +140,6 @@ def starts_from_claims(attempts: Iterable[Attempt]) -> dict[int, CheckpointRef |
 
 
 def restored_by_attempt(manifests: Iterable[CheckpointManifest]) -> dict[int, CheckpointRef | None]:
-    """Restored checkpoints from ``manifests``, by attempt."""
     return {manifest.attempt: manifest.restored for manifest in manifests}
 
 

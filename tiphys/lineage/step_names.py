@@ -54,7 +54,6 @@ class NamedItem:
 
     @property
     def label(self) -> str:
-        """Name and value."""
         return f"{self.name} {self.value}"
 
     def has_value(self, wanted: str) -> bool:

@@ -45,8 +45,6 @@ from tiphys.store.runs import read_concurrently
 
 
 class CheckpointStatus(StrEnum):
-    """Status of a checkpoint."""
-
     COMMITTED = "committed"
     QUARANTINED = "quarantined"
     """Its bytes did not match, it crashed several attempts, or a person quarantined it."""

@@ -109,8 +109,6 @@ class SweepReport(Record):
 
 
 class TrialRecords(NamedTuple):
-    """Records of one trial."""
-
     attempts: Sequence[Attempt] = ()
     checkpoints: Sequence[CheckpointNode] = ()
     reused_end: AttemptEnd | None = None

@@ -167,7 +167,6 @@ FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
 
 
 def is_fan_out(task: Manifest) -> bool:
-    """Whether ``task`` is fanned out."""
     return any(task.get(field) for field in FAN_OUT_FIELDS)
 
 

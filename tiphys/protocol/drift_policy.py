@@ -60,7 +60,6 @@ class DriftPolicy(Record):
     world_size: DriftAction = DriftAction.WARN
 
     def action_for(self, drift_class: DriftClass) -> DriftAction:
-        """The action for a difference of this class."""
         action: DriftAction = getattr(self, drift_class.value)
         return action
 

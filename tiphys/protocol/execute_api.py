@@ -14,8 +14,6 @@ Phase = Literal["Pending", "Succeeded", "Failed", "Error"]
 
 
 class WorkflowMetadata(BaseModel):
-    """Metadata of the Workflow in a request."""
-
     model_config = ConfigDict(extra="ignore")
 
     name: Annotated[str, Field(max_length=253)]

@@ -101,7 +101,6 @@ def write_reuse_projection(store: Store, record: ReuseRecord) -> None:
 
 
 def describe_reuse(record: ReuseRecord) -> str:
-    """Describe the source of a reused result."""
     if record.source_run == record.run:
         return f"adopted from attempt {record.source_attempt}"
     step = task_name(record.source_step)

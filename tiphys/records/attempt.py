@@ -144,8 +144,6 @@ class Output(Record):
 
 
 class AttemptEndOutcome(StrEnum):
-    """How an attempt ended."""
-
     DONE = "done"
     FAILED = "failed"
     FENCED = "fenced"

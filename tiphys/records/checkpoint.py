@@ -114,7 +114,6 @@ class StartTimes(Record):
         return self.model_copy(update={"restarts": (*self.restarts, restart)[-MAX_RESTARTS:]})
 
     def moments(self) -> list[datetime]:
-        """All times."""
         begin = [self.opened_at, self.restored_at, self.first_step_at]
         pairs = [(restart.committed_at, restart.restored_at) for restart in self.restarts]
         return [moment for moment in (*begin, *itertools.chain.from_iterable(pairs)) if moment is not None]

@@ -22,8 +22,6 @@ _POLICY_CHARACTERS = frozenset("*?$")
 
 
 class CredentialsHolder(StrEnum):
-    """The holder of credentials of a store."""
-
     PROGRAM = "program"
     """The pods of one workflow namespace: Secret ``tiphys-store``."""
     SERVICES = "services"

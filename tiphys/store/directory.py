@@ -174,7 +174,6 @@ class DirectoryStore:
 
     @property
     def folder(self) -> Path:
-        """The folder of the store."""
         return self._root
 
     @property

@@ -43,8 +43,6 @@ def _pad_number(value: int) -> str:
 
 @dataclass(frozen=True)
 class RunLayout:
-    """Keys of one run."""
-
     run: str
 
     def __post_init__(self) -> None:
@@ -347,7 +345,6 @@ def parse_step_time(key: str) -> RankStepTime | None:
 
 
 def lineage_name(run: str, step: str) -> str:
-    """Name of the lineage of a training step of a run."""
     return f"{check_run_name(run)}/{check_step_id(step)}"
 
 
@@ -432,8 +429,6 @@ class DoneMarkerKey(NamedTuple):
 
 
 class ReuseRecordKey(NamedTuple):
-    """Key of a reuse record below ``reused/``."""
-
     submission: int
     step: str
 

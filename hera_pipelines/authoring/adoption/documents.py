@@ -95,7 +95,6 @@ class ArgoDocument:
 
     @property
     def workflow_spec(self) -> Manifest:
-        """The ``spec`` of the Workflow that it describes."""
         return _workflow_spec(self.manifest)
 
     def as_workflow(self) -> Manifest:

@@ -37,8 +37,6 @@ _POLL_SECONDS = 0.5
 
 
 class PodLog(NamedTuple):
-    """The output of one pod."""
-
     pod: str
     source: str
     """Where it comes from, as words."""

@@ -107,7 +107,6 @@ def _newest_failure(attempts: Sequence[Attempt], step_name: str) -> NewestFailur
 
 
 def describe_failure(failure: NewestFailure) -> Iterator[Text]:
-    """Describe a failure for people."""
     end, evidence = failure.end, failure.end.evidence
     cause = f" by {end.cause.display_name}" if end.cause else ""
     yield Text(f"{end.run}/{failure.step_name} attempt {end.attempt} ended{cause}: {end.message}")

@@ -94,8 +94,6 @@ class FollowedSubmission:
 
 @dataclass(frozen=True)
 class LocalSubmission(FollowedSubmission):
-    """A submission to the local engine."""
-
     state: Path
     """Folder of the engine."""
 

@@ -253,7 +253,6 @@ class TimedLines:
         self._printed_at = now()
 
     def write(self, lines: list[str]) -> None:
-        """Print ``lines``."""
         for line in lines:
             self._printed_at = self._now()
             self._note(f"{self._printed_at.astimezone():%H:%M:%S} {line}")

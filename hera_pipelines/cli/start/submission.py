@@ -105,7 +105,6 @@ class SubmissionTarget:
                 run_to_end(self.screen, session, submission, detachment)
 
     def local_submission(self, run: str, workflow_name: str) -> LocalSubmission:
-        """A submission to the local engine."""
         return LocalSubmission(run, workflow_name, self.store, self.store_arguments, self.options.engine.state)
 
     def submit_to_cluster(self, submit: Submit, submitter: "ClusterSubmitter", namespace: str) -> None:

@@ -164,7 +164,6 @@ class PodFiles:
 
     @cached_property
     def path_mapping(self) -> PathMapping:
-        """Mapping of the declared paths."""
         mounts = container_or_script(self.pod.template).get("volumeMounts") or []
         return PathMapping(
             root=self.folder / "root",
@@ -385,7 +384,6 @@ def _read_text(path: Path, parameter: str) -> str:
 
 
 def pod_log_path(state: Path, pod: str) -> Path:
-    """Path of the log file of ``pod``."""
     return state / "logs" / f"{pod}.log"
 
 

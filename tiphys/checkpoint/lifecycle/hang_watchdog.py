@@ -62,7 +62,6 @@ class CrashLog:
             undo_in_children(self, CrashLog.close)  # a worker's crash is not that of the training
 
     def append(self, data: bytes) -> None:
-        """Append ``data`` to the termination log."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.write(self._descriptor, data)

@@ -151,8 +151,6 @@ class Agreement(Protocol):
 
 
 class SingleProcessCoordinator:
-    """Decides for a single process."""
-
     rank_info = RankInfo()
     has_state = True
     """Whether this process has a state to save."""

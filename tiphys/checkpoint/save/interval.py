@@ -60,8 +60,6 @@ class FailureHistory(NamedTuple):
 
 
 class SaveCost(NamedTuple):
-    """Measured cost of one save."""
-
     stall_seconds: float
     """How long the training was stopped."""
     upload_seconds: float = 0.0

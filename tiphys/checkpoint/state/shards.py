@@ -45,7 +45,6 @@ class PieceCopy(NamedTuple):
     target: Bytes
 
     def run(self) -> None:
-        """Copy the bytes."""
         np.copyto(self.target, self.source)
 
 

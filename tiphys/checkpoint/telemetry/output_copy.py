@@ -81,7 +81,6 @@ class OutputCopy:
         self._is_closing = False
 
     def write(self, text: str) -> None:
-        """Add to the output."""
         if not text or self._is_closing or os.getpid() != self._process:  # a forked process has no thread of this one
             return
         self._pending.append(text)  # atomic, as are the deque's other operations, so no lock can stop the program

@@ -68,7 +68,6 @@ class AuditReader:
         self._prefetched: dict[str, bytes] = {}
 
     def add_finding(self, location: ObjectLocation, key: str, fault: str, *, is_quarantined: bool = False) -> None:
-        """Add a finding about the object at ``key``."""
         self.findings.append(make_finding(location, key, fault, run=self.run, is_quarantined=is_quarantined))
 
     def read(

@@ -59,8 +59,6 @@ class AuditFinding(Record):
 
 
 class QuarantinedCheckpoint(Record):
-    """A checkpoint in quarantine."""
-
     checkpoint: CheckpointRef
     reason: str
     by: str

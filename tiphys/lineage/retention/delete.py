@@ -155,8 +155,6 @@ class RetentionPlan(NamedTuple):
 
 
 class RetentionResult(NamedTuple):
-    """The result of one pass."""
-
     plan: RetentionPlan
     marked: dict[CheckpointRef, datetime]
     """Times of the marks of all expired checkpoints, including marks of this pass."""
