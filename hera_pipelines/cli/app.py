@@ -28,9 +28,11 @@ class CommandSource(NamedTuple):
     summary: str
     module: str
     function: str = ""
-    """Empty for a group of commands, whose module holds an ``app``."""
+    """Empty for the name of the command."""
     examples: str = "EXAMPLES"
     """Constant of the module with the examples for the command's help."""
+    is_group: bool = False
+    """Whether it is a group of commands, whose module holds an ``app``."""
     logs: bool = False
     """Whether it runs code of the services or a pipeline file, which log."""
 
@@ -38,8 +40,9 @@ class CommandSource(NamedTuple):
         """Import the module and build the command."""
         module = import_module(f"hera_pipelines.{self.module}")
         application = typer.Typer(add_completion=False, rich_markup_mode=None)
-        if self.function:
-            application.command(name, epilog=getattr(module, self.examples))(getattr(module, self.function))
+        if not self.is_group:
+            function = getattr(module, self.function or name)
+            application.command(name, epilog=getattr(module, self.examples))(function)
             return get_command(application)
         application.add_typer(module.app, name=name)
         return get_command(application).commands[name]  # type: ignore[attr-defined]
@@ -48,87 +51,67 @@ class CommandSource(NamedTuple):
 COMMAND_GROUPS = {
     "Start a run": {
         "demo": CommandSource(
-            "Train a digit classifier, break it, and resume it bit by bit.", "demo.command", "demo", logs=True
+            "Train a digit classifier, break it, and resume it bit by bit.", "demo.command", logs=True
         ),
-        "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.start.run", "run", logs=True),
-        "fork": CommandSource("Start a new run from the results of another run.", "cli.start.fork", "fork", logs=True),
+        "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.start.run", logs=True),
+        "fork": CommandSource("Start a new run from the results of another run.", "cli.start.fork", logs=True),
         "attach": CommandSource(
-            "Follow a run that is detached, or runs in another terminal or on a cluster.",
-            "cli.start.attach",
-            "attach",
+            "Follow a run that is detached, or runs in another terminal or on a cluster.", "cli.start.attach"
         ),
-        "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.start.stop", "stop"),
+        "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.start.stop"),
     },
     "Look at runs": {
         "runs": CommandSource(
             "List the runs of a store, with phase and finished steps; compare two of them, or delete runs.",
             "cli.look.runs",
+            is_group=True,
         ),
         "get": CommandSource(
-            "Show one run: submissions, steps, attempts and outputs.", "cli.look.runs", "get", "GET_EXAMPLES"
+            "Show one run: submissions, steps, attempts and outputs.", "cli.look.runs", examples="GET_EXAMPLES"
         ),
         "why": CommandSource(
-            "Explain why a run does not go on: what it waits for, or how its steps failed.",
-            "cli.look.why",
-            "why",
-            logs=True,
+            "Explain why a run does not go on: what it waits for, or how its steps failed.", "cli.look.why", logs=True
         ),
-        "logs": CommandSource("Print the output of the programs of a run.", "cli.look.logs", "logs"),
+        "logs": CommandSource("Print the output of the programs of a run.", "cli.look.logs"),
         "events": CommandSource(
-            "Print the events of a run in order of time.", "cli.look.runs", "events", "EVENTS_EXAMPLES"
+            "Print the events of a run in order of time.", "cli.look.runs", examples="EVENTS_EXAMPLES"
         ),
-        "lineage": CommandSource(
-            "Show the checkpoints of a run and where each came from.", "cli.look.lineage", "lineage"
-        ),
-        "sweep": CommandSource("List the trials of a sweep, and mark the best one.", "cli.look.sweep", "sweep"),
-        "report": CommandSource(
-            "Report what failures cost: goodput, lost training, recovery.", "cli.look.report", "report"
-        ),
-        "ui": CommandSource("Show the runs of a store as web pages.", "cli.look.ui", "ui", logs=True),
-        "traces": CommandSource("Send runs as traces to an OpenTelemetry collector.", "traces.command", "traces"),
+        "lineage": CommandSource("Show the checkpoints of a run and where each came from.", "cli.look.lineage"),
+        "sweep": CommandSource("List the trials of a sweep, and mark the best one.", "cli.look.sweep"),
+        "report": CommandSource("Report what failures cost: goodput, lost training, recovery.", "cli.look.report"),
+        "ui": CommandSource("Show the runs of a store as web pages.", "cli.look.ui", logs=True),
+        "traces": CommandSource("Send runs as traces to an OpenTelemetry collector.", "traces.command"),
     },
     "Repair": {
         "plan": CommandSource(
-            "Show which steps a resume would run or skip, and why.", "cli.repair.resume", "plan", "PLAN_EXAMPLES"
+            "Show which steps a resume would run or skip, and why.", "cli.repair.resume", examples="PLAN_EXAMPLES"
         ),
-        "resume": CommandSource(
-            "Resume a run: submit the steps that are missing.", "cli.repair.resume", "resume", logs=True
-        ),
+        "resume": CommandSource("Resume a run: submit the steps that are missing.", "cli.repair.resume", logs=True),
         "recover": CommandSource(
             "Resume all runs of a cluster that is gone, on the cluster of the kubeconfig.",
             "cli.repair.recover",
-            "recover",
             logs=True,
         ),
-        "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.repair.verify", "verify"),
+        "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.repair.verify"),
         "register": CommandSource(
-            "Register models of a run in MLflow that were requested and are not complete.",
-            "cli.repair.register",
-            "register",
+            "Register models of a run in MLflow that were requested and are not complete.", "cli.repair.register"
         ),
     },
     "GPUs": {
-        "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.gpus.queues"),
-        "nodes": CommandSource(
-            "List the nodes with GPUs, with free GPUs and health.",
-            "cli.gpus.nodes",
-            "nodes",
-            "NODES_EXAMPLES",
-            logs=True,
-        ),
-        "simulate": CommandSource(
-            "Replay a trace of jobs under the quotas of a queue file.", "cli.gpus.simulate", "simulate"
-        ),
+        "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.gpus.queues", is_group=True),
+        "nodes": CommandSource("List the nodes with GPUs, with free GPUs and health.", "cli.gpus.nodes", logs=True),
+        "simulate": CommandSource("Replay a trace of jobs under the quotas of a queue file.", "cli.gpus.simulate"),
     },
     "Store": {
-        "checkpoint": CommandSource("List, inspect and pin checkpoints of a run.", "cli.store.checkpoint"),
-        "cache": CommandSource("Show and drop results that steps share between runs.", "cli.store.cache"),
-        "gc": CommandSource("Mark and delete checkpoints that no retention rule keeps.", "cli.store.gc", "gc"),
+        "checkpoint": CommandSource(
+            "List, inspect and pin checkpoints of a run.", "cli.store.checkpoint", is_group=True
+        ),
+        "cache": CommandSource(
+            "Show and drop results that steps share between runs.", "cli.store.cache", is_group=True
+        ),
+        "gc": CommandSource("Mark and delete checkpoints that no retention rule keeps.", "cli.store.gc"),
         "janitor": CommandSource(
-            "Run one cleanup round, as the controller does every hour.",
-            "cli.store.janitor",
-            "janitor",
-            logs=True,
+            "Run one cleanup round, as the controller does every hour.", "cli.store.janitor", logs=True
         ),
     },
     "Author": {
@@ -136,33 +119,20 @@ COMMAND_GROUPS = {
             "Compile a pipeline and print the Workflow.", "cli.author.compile", "compile_file", logs=True
         ),
         "preflight": CommandSource(
-            "Find out what would go wrong with a pipeline, before it is submitted.",
-            "cli.author.preflight",
-            "preflight",
-            logs=True,
+            "Find out what would go wrong with a pipeline, before it is submitted.", "cli.author.preflight", logs=True
         ),
-        "adopt": CommandSource(
-            "Find out what Tiphys can make of Workflows written as YAML.", "cli.author.adopt", "adopt"
-        ),
+        "adopt": CommandSource("Find out what Tiphys can make of Workflows written as YAML.", "cli.author.adopt"),
         "import-kfp": CommandSource(
-            "Translate a pipeline of Kubeflow into a Workflow with marked steps.",
-            "cli.author.import_kfp",
-            "import_kfp",
+            "Translate a pipeline of Kubeflow into a Workflow with marked steps.", "cli.author.import_kfp", "import_kfp"
         ),
     },
     "Cluster": {
-        "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.cluster.doctor", "doctor"),
+        "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.cluster.doctor"),
         "conformance": CommandSource(
-            "Prove on a bucket and a cluster what runs rest on, and report what held.",
-            "conformance.command",
-            "conformance",
-            logs=True,
+            "Prove on a bucket and a cluster what runs rest on, and report what held.", "conformance.command", logs=True
         ),
         "triggers": CommandSource(
-            "List the triggers of a namespace: their objects, and the last run.",
-            "cli.cluster.triggers",
-            "triggers",
-            logs=True,
+            "List the triggers of a namespace: their objects, and the last run.", "cli.cluster.triggers", logs=True
         ),
     },
 }

@@ -136,18 +136,36 @@ def _build_group(group: Any, values: Mapping[str, Any]) -> Any:
     return group(**built, **{each.name: values[each.name] for each in fields(group) if each.name in values})
 
 
+class _Connection:
+    """The cluster of options that name one."""
+
+    kubeconfig: Path | None
+    context: str | None
+    namespace: str | None
+
+    def connect(self, command: typer.Context | None = None) -> "KubeApi":
+        """Connect to the API server of the cluster; the connection ends with ``command``, if that is given.
+
+        Raises:
+            UsageError: the kubeconfig is invalid or has no such context.
+        """
+        from tiphys import kube
+
+        api = kube.connect_to_cluster(self.kubeconfig, self.context)
+        api.namespace = self.namespace or api.namespace
+        if command is not None:
+            command.call_on_close(api.close)
+        return api
+
+
 @dataclass(frozen=True)
-class ClusterOptions:
+class ClusterOptions(_Connection):
     """A cluster, and a namespace of Workflows in it."""
 
     kubeconfig: KubeconfigOption = None
     context: ContextOption = None
     namespace: NamespaceOption = None
     argo_server: ArgoServerOption = None
-
-    def connect(self, command: typer.Context | None = None) -> "KubeApi":
-        """As `connect_cluster`."""
-        return connect_cluster(self, command)
 
     @property
     def is_given(self) -> bool:
@@ -175,16 +193,12 @@ NamespaceOptions = Annotated[ClusterOptions, "context", "namespace", "kubeconfig
 
 
 @dataclass(frozen=True)
-class InstallationOptions:
+class InstallationOptions(_Connection):
     """A cluster, and the namespace that Tiphys is installed in."""
 
     namespace: InstallationOption = None
     context: ContextOption = None
     kubeconfig: KubeconfigOption = None
-
-    def connect(self, command: typer.Context | None = None) -> "KubeApi":
-        """As `connect_cluster`."""
-        return connect_cluster(self, command)
 
 
 ServerOptions = Annotated[InstallationOptions, "context", "kubeconfig"]
@@ -194,21 +208,6 @@ ServerOptions = Annotated[InstallationOptions, "context", "kubeconfig"]
 def command_arguments(options: Iterable[tuple[str, object]]) -> list[str]:
     """``--option value`` for each option with a value, as words of a command line."""
     return [word for option, value in options if value for word in (option, str(value))]
-
-
-def connect_cluster(options: "ClusterOptions | InstallationOptions", command: typer.Context | None = None) -> "KubeApi":
-    """Connect to the API server of a cluster; the connection ends with ``command``, if that is given.
-
-    Raises:
-        UsageError: the kubeconfig is invalid or has no such context.
-    """
-    from tiphys import kube
-
-    api = kube.connect_to_cluster(options.kubeconfig, options.context)
-    api.namespace = options.namespace or api.namespace
-    if command is not None:
-        command.call_on_close(api.close)
-    return api
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:

@@ -22,11 +22,7 @@ from hera_pipelines.cli.gpus.kueue import find_kueue
 from hera_pipelines.cli.gpus.preemption_preview import open_tenant_stores
 from hera_pipelines.cli.gpus.queues import LedgerNameOption, existing_ledger, find_ledger, parse_ledger
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import (
-    FormatOption,
-    InstallationOptions,
-    with_option_groups,
-)
+from hera_pipelines.cli.shared_options import FormatOption, InstallationOptions, with_option_groups
 from tiphys.errors import ForbiddenError
 from tiphys.protocol.step_spec import ATTEMPT_LABEL
 from tiphys.records import utc_now
@@ -62,7 +58,7 @@ def describe_slow_ranks(lease: Lease, slow: SlowGangs) -> Iterator[Text]:
             yield from (Text(f"  SlowRank: {describe_straggler(straggler)}") for straggler in stragglers)
 
 
-NODES_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   tiphys nodes -n tiphys
   tiphys nodes -n tiphys -o json | jq -r '.nodes[] | select(.verdict != "healthy").name'
