@@ -19,13 +19,7 @@ from tiphys.errors import UsageError
 from tiphys.launch.__main__ import MLFLOW_OPTION
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.step_spec import (
-    DELETE_AFTER_SECONDS,
-    GPU_RESOURCE,
-    GPU_TYPE_LABEL,
-    CheckpointPolicy,
-    GpuRequest,
-)
+from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, GPU_RESOURCE, GPU_TYPE_LABEL, CheckpointPolicy, GpuRequest
 from tiphys.records.data_version import encode_data_versions
 from tiphys.records.tracking import (
     MLFLOW_EXPERIMENT_NAME,

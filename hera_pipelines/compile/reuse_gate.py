@@ -13,11 +13,7 @@ import copy
 from collections.abc import Collection, Iterator, Sequence
 
 from hera_pipelines.compile.authored_step import AuthoredStep
-from hera_pipelines.compile.plugin_templates import (
-    IdentityPlaceholders,
-    reuse_template,
-    wake_tasks,
-)
+from hera_pipelines.compile.plugin_templates import IdentityPlaceholders, reuse_template, wake_tasks
 from hera_pipelines.compile.references import add_task_dependencies, uses_dependency_lists
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest

@@ -24,12 +24,7 @@ from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 
 from hera_pipelines.authoring.loading import AnyPipeline
 from hera_pipelines.cli.gpus.queues import parse_ledger
-from hera_pipelines.cli.shared_options import (
-    SERVICE_ACCOUNT,
-    compile_to_workflow,
-    load_pipeline_file,
-    with_parameters,
-)
+from hera_pipelines.cli.shared_options import SERVICE_ACCOUNT, compile_to_workflow, load_pipeline_file, with_parameters
 from hera_pipelines.conformance.promises import ON_CLUSTER, UntriedError
 from hera_pipelines.conformance.store_promises import read_digest
 from hera_pipelines.demo.processes import check

@@ -18,12 +18,7 @@ from tiphys.errors import IntegrityError, NotFoundError, TiphysError
 from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import StepNames
 from tiphys.records import CrashRecord
-from tiphys.store import (
-    Attempt,
-    RunLayout,
-    Store,
-    Submission,
-)
+from tiphys.store import Attempt, RunLayout, Store, Submission
 from tiphys.store.incarnations import find_crash_record
 from tiphys.store.program_output import read_program_output
 

@@ -8,14 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from tiphys_controller.goodput import FailureCost, StepTimeUsage, TimeUsage, measure_time_usage
 from tiphys_controller.run_phase import RunPhase, find_last_sign_of_life
-from tiphys_controller.runs import (
-    AttemptDetail,
-    RunDetail,
-    StepDetail,
-    StepOutput,
-    SubmissionDetail,
-    describe_run,
-)
+from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail, StepOutput, SubmissionDetail, describe_run
 from tiphys_controller.submit.submitter import Submitter, find_obstacles
 
 from hera_pipelines.draw.report_html import ReportChart, format_time, recovery_chart, summarize_usage, time_chart

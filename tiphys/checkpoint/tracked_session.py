@@ -19,11 +19,7 @@ from tiphys.checkpoint.lifecycle.crash_report import is_attempt_end, record_cras
 from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog, HangReport, HangWatchdog, NoHangWatchdog
 from tiphys.checkpoint.lifecycle.incarnation import record_incarnation
 from tiphys.checkpoint.lifecycle.out_of_memory import DRAIN_TIMEOUT_SECONDS, MemoryReserve, OutOfMemoryGuard
-from tiphys.checkpoint.lifecycle.preemption import (
-    PreemptionReport,
-    PreemptionSaveChoice,
-    PreemptionSaveInputs,
-)
+from tiphys.checkpoint.lifecycle.preemption import PreemptionReport, PreemptionSaveChoice, PreemptionSaveInputs
 from tiphys.checkpoint.lifecycle.session_process import SessionProcess, exit_on
 from tiphys.checkpoint.ranks.barrier import SINGLE_RANK, RankBarrier, RankInfo
 from tiphys.checkpoint.ranks.coordination import DistributedCoordinator, SaveRequestListener, SingleProcessCoordinator

@@ -28,12 +28,7 @@ from tiphys.records import (
     task_name,
 )
 from tiphys.records.checkpoint import Metric
-from tiphys.store import (
-    Attempt,
-    Store,
-    read_attempt_end,
-    read_record,
-)
+from tiphys.store import Attempt, Store, read_attempt_end, read_record
 from tiphys.store.layout import parse_reused
 from tiphys.store.runs import read_concurrently
 

@@ -10,15 +10,7 @@ from tiphys.errors import ObjectExistsError
 from tiphys.faults import failpoint
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.records import AttemptEnd, MemoRecord
-from tiphys.store import (
-    RunLayout,
-    Store,
-    claim_record,
-    find_output_fault,
-    list_outputs,
-    memo_key,
-    outputs_digest,
-)
+from tiphys.store import RunLayout, Store, claim_record, find_output_fault, list_outputs, memo_key, outputs_digest
 from tiphys.store.outputs import outputs_prefix
 
 

@@ -26,23 +26,10 @@ from tiphys.protocol.depends import awaited_tasks
 from tiphys.protocol.step_spec import ITEM_PARAMETER, StepSpec
 from tiphys.protocol.workflow_nodes import StepNode, find_step_nodes, parse_node_time
 from tiphys.recording.derived_records import write_derived_records
-from tiphys.recording.node_outputs import (
-    HashObjects,
-    OutputFault,
-    VerifiedOutputs,
-    verify_outputs,
-    write_output_origin,
-)
+from tiphys.recording.node_outputs import HashObjects, OutputFault, VerifiedOutputs, verify_outputs, write_output_origin
 from tiphys.recording.run_binding import RunBinding, resolve_step_id, submitted_manifest
 from tiphys.recording.step_key import StepInputs, StepKey, compute_step_key, workflow_parameters_used
-from tiphys.records import (
-    AttemptClaim,
-    AttemptEnd,
-    AttemptEndOutcome,
-    Cause,
-    FailureEvidence,
-    SubmissionClaim,
-)
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, FailureEvidence, SubmissionClaim
 from tiphys.records.attempt import STOPPED_MESSAGE
 from tiphys.records.base import utc_now
 from tiphys.store import (

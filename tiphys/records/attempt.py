@@ -10,14 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tiphys.records.base import (
-    MAX_PROGRAM_RECORD_BYTES,
-    Record,
-    SealedRecord,
-    StoredRecord,
-    Timestamp,
-    shortened,
-)
+from tiphys.records.base import MAX_PROGRAM_RECORD_BYTES, Record, SealedRecord, StoredRecord, Timestamp, shortened
 from tiphys.records.checkpoint import CheckpointManifest, CheckpointRef, StartTimes
 from tiphys.records.data_version import DataVersion
 

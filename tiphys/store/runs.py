@@ -34,14 +34,7 @@ from tiphys.store.attempt_ends import DamagedRecord, check_record_identity, read
 from tiphys.store.base import Store
 from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
 from tiphys.store.format import mark_format
-from tiphys.store.layout import (
-    RUNS,
-    RunLayout,
-    event_batch_key,
-    parse_attempt,
-    parse_event_batch,
-    parse_submission,
-)
+from tiphys.store.layout import RUNS, RunLayout, event_batch_key, parse_attempt, parse_event_batch, parse_submission
 from tiphys.store.run_markers import mark, newest_marker
 from tiphys.threads import map_parallel
 

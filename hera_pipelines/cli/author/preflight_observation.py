@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tiphys_controller.doctor.check import Finding, UnknownValue, failed, passed
 from tiphys_controller.doctor.observe import is_permitted, observe_cluster
-from tiphys_controller.doctor.observed import (
-    ClusterObservation,
-    find_plugin_mode,
-    find_served_store,
-    is_kueue_ledger,
-)
+from tiphys_controller.doctor.observed import ClusterObservation, find_plugin_mode, find_served_store, is_kueue_ledger
 from tiphys_controller.doctor.store_probe import probe_store
 from tiphys_plugin.quota.queues import QueueRules
 

@@ -18,11 +18,7 @@ from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, 
 
 from hera_pipelines.cli.gpus.kueue import find_kueue, show_kueue_queues
 from hera_pipelines.cli.screen import Format, ManifestFormat, Screen, format_local_time
-from hera_pipelines.cli.shared_options import (
-    FormatOption,
-    InstallationOptions,
-    with_option_groups,
-)
+from hera_pipelines.cli.shared_options import FormatOption, InstallationOptions, with_option_groups
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 
 if TYPE_CHECKING:

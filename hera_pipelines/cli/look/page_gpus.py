@@ -7,13 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tiphys_plugin import load_queues
-from tiphys_plugin.quota.lease import (
-    Admission,
-    Deferred,
-    Lease,
-    LedgerState,
-    PendingRequest,
-)
+from tiphys_plugin.quota.lease import Admission, Deferred, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
 from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 from tiphys_plugin.quota.queue import ANY_TYPE
@@ -43,15 +37,7 @@ from hera_pipelines.cli.gpus.queues import (
     parse_ledger,
 )
 from hera_pipelines.cli.look.why import decide_waiting_request, list_reasons
-from hera_pipelines.ui.gpu_page import (
-    MAX_REQUESTS,
-    HolderRow,
-    NodeRow,
-    NodesView,
-    QueueRow,
-    QueuesView,
-    WaitingRow,
-)
+from hera_pipelines.ui.gpu_page import MAX_REQUESTS, HolderRow, NodeRow, NodesView, QueueRow, QueuesView, WaitingRow
 from tiphys.errors import NotFoundError
 from tiphys.kube import KubeApi
 from tiphys.records import utc_now

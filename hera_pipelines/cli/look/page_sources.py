@@ -17,12 +17,7 @@ from tiphys_controller import PlanReport, Submitter, fork_run
 from hera_pipelines.cli.look.ui import TOKEN_VARIABLE
 from hera_pipelines.cli.repair.code_changes import RunEdits
 from hera_pipelines.cli.shared_options import DEFAULT_STATE, ClusterOptions
-from hera_pipelines.cli.target import (
-    cluster_of_submission,
-    find_local_workflows,
-    is_on_cluster,
-    require_same_cluster,
-)
+from hera_pipelines.cli.target import cluster_of_submission, find_local_workflows, is_on_cluster, require_same_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError

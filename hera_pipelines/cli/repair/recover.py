@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from tiphys_controller import (
-    LostRun,
-    RecoveredRun,
-    TenantSubmitter,
-    count_lost_runs,
-    list_lost_runs,
-    recover_runs,
-)
+from tiphys_controller import LostRun, RecoveredRun, TenantSubmitter, count_lost_runs, list_lost_runs, recover_runs
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (

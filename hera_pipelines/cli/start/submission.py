@@ -9,12 +9,7 @@ import typer
 from tiphys_controller import Submitter
 
 from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
-from hera_pipelines.cli.progress.local import (
-    EngineOptions,
-    LocalDetachOption,
-    LocalSubmission,
-    run_to_end,
-)
+from hera_pipelines.cli.progress.local import EngineOptions, LocalDetachOption, LocalSubmission, run_to_end
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import ClusterOptions, FormatOption, PipelineStoreOption
 from hera_pipelines.cli.start.detach import Detachment, detach

@@ -9,12 +9,7 @@ from rich.text import Text
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
-from tiphys.lineage.shared_results import (
-    SharedResult,
-    SharedResultFilter,
-    drop_shared_result,
-    list_shared_results,
-)
+from tiphys.lineage.shared_results import SharedResult, SharedResultFilter, drop_shared_result, list_shared_results
 from tiphys.protocol.quantities import parse_duration_seconds
 from tiphys.records import utc_now
 from tiphys.store.runs import read_concurrently

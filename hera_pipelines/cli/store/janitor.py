@@ -9,12 +9,7 @@ from rich.text import Text
 from tiphys_controller.cleanup import CleanupFinding, WorkflowPresence, find_garbage, find_stalled_runs
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import (
-    FormatOption,
-    NamespaceOptions,
-    existing_store,
-    with_option_groups,
-)
+from hera_pipelines.cli.shared_options import FormatOption, NamespaceOptions, existing_store, with_option_groups
 from tiphys.errors import TiphysError
 from tiphys.records import utc_now
 

@@ -9,12 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from hera_pipelines.local.arguments import VariableScope, collect_outputs, input_scope, node_scope
-from hera_pipelines.local.composites.dag_state import (
-    EMPTY_FAN_OUT_MESSAGE,
-    TaskState,
-    TemplateDag,
-    expand_child,
-)
+from hera_pipelines.local.composites.dag_state import EMPTY_FAN_OUT_MESSAGE, TaskState, TemplateDag, expand_child
 from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNode
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, is_fan_out

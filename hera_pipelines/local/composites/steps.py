@@ -8,11 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hera_pipelines.local.arguments import VariableScope, collect_outputs, input_scope, node_scope
-from hera_pipelines.local.composites.dag_state import (
-    EMPTY_FAN_OUT_MESSAGE,
-    expand_child,
-    tolerates_failure,
-)
+from hera_pipelines.local.composites.dag_state import EMPTY_FAN_OUT_MESSAGE, expand_child, tolerates_failure
 from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNode, group_name
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, is_fan_out

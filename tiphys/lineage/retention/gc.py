@@ -26,13 +26,7 @@ from tiphys.lineage.select import (
 from tiphys.lineage.validity import read_valid_manifest
 from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.records import CheckpointRef, task_name
-from tiphys.store import (
-    Attempt,
-    LineageLayout,
-    Store,
-    open_store,
-    read_step_attempts,
-)
+from tiphys.store import Attempt, LineageLayout, Store, open_store, read_step_attempts
 from tiphys.store.runs import ALL_ATTEMPTS
 
 
