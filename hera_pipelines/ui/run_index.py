@@ -8,7 +8,7 @@ also keeps which GPUs its attempts held.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -82,12 +82,10 @@ class RunIndex:
         self,
         store: Store,
         submitter: Submitter | None = None,
-        clock: Callable[[], float] = time.monotonic,
         reads_holds: bool = False,
     ) -> None:
         self._store = store
         self._submitter = submitter
-        self._clock = clock
         self._reads_holds = reads_holds
         self._runs: dict[str, IndexedRun] = {}
         self._stopping = threading.Event()
@@ -174,7 +172,7 @@ class RunIndex:
         return indexed
 
     def _read_holds_if_due(self, name: str) -> IndexedRun:
-        known, now = self._runs[name], self._clock()
+        known, now = self._runs[name], time.monotonic()
         goes_on = known.summary.phase is RunPhase.RUNNING and known.holds_of is not None
         if known.holds_of == known.summary or (goes_on and now - known.holds_read_at < _RECHECK_SECONDS):
             return known

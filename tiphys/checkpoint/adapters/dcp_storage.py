@@ -62,7 +62,6 @@ class DcpWriter(FileSystemWriter):
         store: Store,
         draft: CheckpointManifest,
         committer: CheckpointCommitter,
-        shard_bytes: int = SHARD_BYTES,
         cache: NodeCache | None = None,
     ) -> None:
         super().__init__(str(draft.ref), sync_files=False, per_thread_copy_ahead=0)
@@ -70,7 +69,6 @@ class DcpWriter(FileSystemWriter):
         self._store = store
         self._draft = draft
         self._committer = committer
-        self._shard_bytes = shard_bytes
         self._cache = cache
         self._started_at = time.perf_counter()
         self.stage_seconds = 0.0
@@ -92,7 +90,7 @@ class DcpWriter(FileSystemWriter):
         self._started_at = time.perf_counter()
         batches = [
             _Batch(f"{index}.distcp", items, lambda name, items: self._write_items(planner, name, items))
-            for index, items in enumerate(_batch_items(plan.items, self._shard_bytes))
+            for index, items in enumerate(_batch_items(plan.items, SHARD_BYTES))
         ]
         shards = ShardUploader(cache=self._cache).store(self._store, self._draft, batches, rank=plan.storage_data)
         future: Any = Future()

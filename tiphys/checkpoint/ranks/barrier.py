@@ -106,7 +106,6 @@ class RankBarrier:
         *,
         sharded: bool,
         check_fence: Callable[[], object],
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._store = store
@@ -117,7 +116,6 @@ class RankBarrier:
         self.voters: Sequence[int] = range(rank_info.world_size)
         """The ranks that restore, and so vote."""
         self._check_fence = check_fence
-        self._clock = clock
         self._sleep = sleep
 
     def open(self) -> None:
@@ -240,12 +238,12 @@ class RankBarrier:
 
         With ``global_step``, the wait also ends once that save cannot succeed any more.
         """
-        started_at, pause, hinted = self._clock(), _MIN_POLL_SECONDS, False
+        started_at, pause, hinted = time.monotonic(), _MIN_POLL_SECONDS, False
         while missing_ranks := missing():
             if global_step is not None:
                 self._raise_if_abandoned(global_step)
                 self._check_fence()
-            waited = self._clock() - started_at
+            waited = time.monotonic() - started_at
             if waited >= BARRIER_TIMEOUT_SECONDS:
                 raise SaveAbandonedError(
                     f"{_format_ranks(missing_ranks)} did not {action} within {waited:.0f} s; check their logs"

@@ -59,14 +59,12 @@ class OutputCopy:
         attempt: int,
         secrets: tuple[str, ...] = (),
         interval_seconds: float = _INTERVAL_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._layout, self._step, self._attempt = RunLayout(run), step, attempt
         self._mask = StreamMask(secrets)
         self._longest_seconds = interval_seconds
         self._interval_seconds = min(_FIRST_SECONDS, interval_seconds)
-        self._clock = clock
         self._pending: deque[str] = deque()
         self._pending_bytes = 0
         self._left_out_bytes = 0
@@ -98,7 +96,7 @@ class OutputCopy:
         """Store the rest, if storage accepts it within ``timeout_seconds``; not in a forked process."""
         if os.getpid() != self._process:
             return
-        deadline = self._clock() + timeout_seconds
+        deadline = time.monotonic() + timeout_seconds
         self._is_closing = True
         with self._starting:
             writer = self._writer
@@ -106,7 +104,7 @@ class OutputCopy:
             return
         is_left = self._pending or self._mask.is_holding
         if is_left and (last := start_background_thread(self._store_pending)) is not None:
-            last.join(max(0.0, deadline - self._clock()))
+            last.join(max(0.0, deadline - time.monotonic()))
 
     def close_for_exit(self, *, hurried: bool) -> None:
         """`close` at the end of the process; ``hurried`` if SIGTERM asked for that."""
@@ -121,9 +119,9 @@ class OutputCopy:
         return text, len(text)
 
     def _store_later(self) -> None:
-        due_at = self._clock() + self._interval_seconds
+        due_at = time.monotonic() + self._interval_seconds
         self._interval_seconds = min(2 * self._interval_seconds, self._longest_seconds)
-        while not self._is_closing and self._clock() < due_at:
+        while not self._is_closing and time.monotonic() < due_at:
             time.sleep(_POLL_SECONDS)
         self._store_pending()
 
