@@ -273,12 +273,7 @@ class Pipeline(PipelineMixin, Workflow):
             self.generate_name = f"{self.pipeline}-"
         super().__post_init__()  # type: ignore[no-untyped-call]
 
-    def compile(
-        self,
-        *,
-        store: str | None = None,
-        queues: Collection[str] | None = None,
-    ) -> Manifest:
+    def compile(self, *, store: str | None = None, queues: Collection[str] | None = None) -> Manifest:
         """The Workflow that Argo runs.
 
         Args:

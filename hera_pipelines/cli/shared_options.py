@@ -35,16 +35,11 @@ _named = partial(typer.Option, metavar="NAME", show_default=False)
 """An option with a name, whose help says where it comes from by default."""
 
 ContextOption = Annotated[
-    str | None,
-    _named("--context", help="Context of the kubeconfig. Default: its current context."),
+    str | None, _named("--context", help="Context of the kubeconfig. Default: its current context.")
 ]
-NamespaceOption = Annotated[
-    str | None,
-    _named("-n", "--namespace", help="Namespace. Default: that of the context."),
-]
+NamespaceOption = Annotated[str | None, _named("-n", "--namespace", help="Namespace. Default: that of the context.")]
 InstallationOption = Annotated[
-    str | None,
-    _named("-n", "--namespace", help="Namespace that Tiphys is installed in. Default: that of the context."),
+    str | None, _named("-n", "--namespace", help="Namespace that Tiphys is installed in. Default: that of the context.")
 ]
 KubeconfigOption = Annotated[
     Path | None,

@@ -78,12 +78,7 @@ class RunIndex:
         reads_holds: Whether to read which GPUs attempts held, which costs a read for each record of an attempt.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        submitter: Submitter | None = None,
-        reads_holds: bool = False,
-    ) -> None:
+    def __init__(self, store: Store, submitter: Submitter | None = None, reads_holds: bool = False) -> None:
         self._store = store
         self._submitter = submitter
         self._reads_holds = reads_holds

@@ -300,12 +300,7 @@ def _parse_submission_number(text: str) -> int:
 
 
 def resolve_step_id(
-    store: Store,
-    binding: RunBinding,
-    spec: StepSpec,
-    instance: str,
-    item: str,
-    bound: dict[str, str] | None = None,
+    store: Store, binding: RunBinding, spec: StepSpec, instance: str, item: str, bound: dict[str, str] | None = None
 ) -> str:
     """The step id of the node ``instance``, which runs ``item``; without a fan-out it is the name of the step.
 

@@ -119,11 +119,7 @@ class AppServer:
     """
 
     def __init__(
-        self,
-        app: Starlette,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        certificate: ServerCertificate | None = None,
+        self, app: Starlette, host: str = "127.0.0.1", port: int = 0, certificate: ServerCertificate | None = None
     ) -> None:
         self._host = host
         self._port = port

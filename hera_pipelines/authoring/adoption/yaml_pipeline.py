@@ -50,12 +50,7 @@ class YamlPipeline:
             return workflow_template(compiled, self.pipeline_name, TemplateKind(self.document.kind))
         return compiled
 
-    def workflow(
-        self,
-        *,
-        store: str | None = None,
-        queues: Collection[str] | None = None,
-    ) -> Manifest:
+    def workflow(self, *, store: str | None = None, queues: Collection[str] | None = None) -> Manifest:
         """The Workflow, also of a template or schedule, for a run right now; arguments as in `Pipeline.compile`."""
         workflow = self.document.as_workflow()
         if not is_marked(workflow["spec"]):

@@ -47,8 +47,7 @@ def sweep(
         ),
     ],
     metric: Annotated[
-        str | None,
-        typer.Option(help="Metric to compare by. Default: the metric of the checkpoints' keep_best."),
+        str | None, typer.Option(help="Metric to compare by. Default: the metric of the checkpoints' keep_best.")
     ] = None,
     mode: Annotated[
         Literal["min", "max"] | None, typer.Option(help="Which values are better. Default: keep_best's mode, then min.")

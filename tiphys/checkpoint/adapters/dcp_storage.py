@@ -58,11 +58,7 @@ class DcpWriter(FileSystemWriter):
     """
 
     def __init__(
-        self,
-        store: Store,
-        draft: CheckpointManifest,
-        committer: CheckpointCommitter,
-        cache: NodeCache | None = None,
+        self, store: Store, draft: CheckpointManifest, committer: CheckpointCommitter, cache: NodeCache | None = None
     ) -> None:
         super().__init__(str(draft.ref), sync_files=False, per_thread_copy_ahead=0)
         self.fs = _PendingFiles()

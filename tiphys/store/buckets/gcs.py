@@ -77,13 +77,7 @@ class GcsStore(BucketStore):
     """
 
     def __init__(
-        self,
-        bucket: str,
-        prefix: str = "",
-        *,
-        page_size: int = 1000,
-        retry_seconds: float = 60.0,
-        namespace: str = "",
+        self, bucket: str, prefix: str = "", *, page_size: int = 1000, retry_seconds: float = 60.0, namespace: str = ""
     ) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise UsageError(f"no bucket can have the name {bucket!r}; use gs://bucket/prefix")
