@@ -122,7 +122,7 @@ class Checkpoints:
         delete_after: How long an expired checkpoint stays before it is deleted.
         save_time: Duration of one save; ``grace`` must not be shorter.
         volume: Volume for the checkpoints; None: the run store.
-        metrics: Where the training loop exposes its metrics: ``port:9464`` or ``textfile:/folder``; empty: nowhere.
+        metrics: Where the training loop exposes its metrics: ``port:9464`` or ``port:127.0.0.1:9464``; empty: nowhere.
         asynchronous: Whether saves run beside the training; False where memory has no room for a copy of the state.
         when_busy: How a due save proceeds while another is running: ``skip`` postpones it to the next step,
             ``wait`` blocks the training, ``queue`` takes memory for one more copy. None: ``wait`` where ``every``

@@ -247,9 +247,9 @@ def _allow_spot(template: Manifest, step: AuthoredStep) -> None:
 
 
 def _expose_metrics(template: Manifest, where: str) -> None:
-    """Name the port of the first process, by which a PodMonitor finds it; nothing for a file or loopback."""
+    """Name the port of the first process, by which a PodMonitor finds it; nothing for loopback."""
     endpoint = MetricsEndpoint.parse(where)
-    if endpoint.folder is None and not _LOOPBACK.match(endpoint.address):
+    if not _LOOPBACK.match(endpoint.address):
         container = program_container(template)
         container["ports"] = [*(container.get("ports") or []), {"name": METRICS_PORT, "containerPort": endpoint.port}]
 

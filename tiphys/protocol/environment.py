@@ -33,7 +33,7 @@ WHEN_BUSY = "TIPHYS_WHEN_BUSY"
 """Behaviour of a save that is due during another save: ``skip``, ``wait`` or ``queue``."""
 
 METRICS = "TIPHYS_METRICS"
-"""Where the training loop publishes its metrics: ``port:9464`` or ``textfile:/folder``; absent for nowhere."""
+"""Where the training loop publishes its metrics: ``port:9464`` or ``port:127.0.0.1:9464``; absent for nowhere."""
 
 CACHE = "TIPHYS_CACHE"
 """Cache folder for shards of checkpoints, shared by the processes of a node."""

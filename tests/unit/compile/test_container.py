@@ -346,7 +346,6 @@ def test_a_step_writes_nothing_itself_and_gets_no_credentials() -> None:
         ("port:127.0.0.1:9464", None),
         ("port:[::1]:9464", None),
         ("port:localhost:9464", None),
-        ("textfile:/var/lib/node-exporter", None),
         ("", None),
     ],
 )

@@ -8,13 +8,10 @@ fail because of metrics: `open_metrics` logs a problem once and returns
 """
 
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from os import getpid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tiphys.checkpoint.telemetry.events import log_message
@@ -167,8 +164,6 @@ class TrainingMetrics(NoMetrics):
         self._series("tiphys_checkpoint_last_commit_timestamp_seconds").set(now().timestamp())
         if interval_seconds is not None:
             self._series("tiphys_checkpoint_interval_seconds").set(interval_seconds)
-        self.on_change: Callable[[bool], None] = lambda at_once: None  # noqa: ARG005
-        """Called after each change; the argument is True if the change is to be exported at once."""
         self.on_close: Callable[[], None] = lambda: None
 
     def record_step(self, global_step: int) -> None:
@@ -178,7 +173,6 @@ class TrainingMetrics(NoMetrics):
             self._series("tiphys_train_steps").inc(max(0, global_step - self._global_step))
             self._global_step = global_step
             self._set_steps_since_checkpoint()
-        self.on_change(False)
 
     def record_stall(self, seconds: float) -> None:
         self._series("tiphys_checkpoint_stall_seconds").observe(seconds)
@@ -207,18 +201,15 @@ class TrainingMetrics(NoMetrics):
             self._global_step = self._saved_step = global_step
         self._series("tiphys_checkpoint_restore_seconds").observe(seconds)
         self._series("tiphys_checkpoint_restore_bytes").inc(size_bytes)
-        self.on_change(True)
 
     def record_verify_failure(self) -> None:
         self._series("tiphys_checkpoint_verify_failures").inc()
-        self.on_change(True)
 
     def close(self) -> None:
         self.on_close()
 
     def _count_save(self, result: str) -> None:
         self._series("tiphys_checkpoint_saves", result=result).inc()
-        self.on_change(True)
 
     def _record_commit_time(self) -> None:
         self._series("tiphys_checkpoint_last_commit_timestamp_seconds").set(self._now().timestamp())
@@ -247,37 +238,29 @@ def _make_metric(declared: MetricDeclaration, registry: "CollectorRegistry") -> 
     return kind(declared.name, declared.meaning, labels, registry=registry)
 
 
-_TEXTFILE_SECONDS = 10.0
 _SHUT_SECONDS = 30.0
 
 
 class MetricsEndpoint(NamedTuple):
-    """Where metrics are exported: an HTTP endpoint, or a folder of node-exporter's textfile collector."""
+    """The HTTP endpoint where metrics are exported."""
 
-    address: str = ""
-    port: int = 0
-    folder: Path | None = None
+    address: str
+    port: int
 
     @classmethod
     def parse(cls, text: str, error_prefix: str = f"{environment.METRICS}=") -> "MetricsEndpoint":
-        """Read ``port:9464``, ``port:127.0.0.1:9464``, ``port:[::1]:9464`` or ``textfile:/absolute/folder``.
+        """Read ``port:9464``, ``port:127.0.0.1:9464`` or ``port:[::1]:9464``.
 
         Raises:
             UsageError: ``text`` has none of these forms.
         """
-        if match := re.fullmatch(r"port:(?:\[([0-9a-fA-F:.]+)\]:|([^:\[\]]+):)?(\d{1,5})", text):
-            if 0 < (port := int(match[3])) < 1 << 16:
-                return cls(address=match[1] or match[2] or "0.0.0.0", port=port)  # noqa: S104  Prometheus runs on another machine
-        elif text.startswith("textfile:/"):
-            return cls(folder=Path(text.removeprefix("textfile:")))
-        raise UsageError(
-            f"{error_prefix}{text!r} is not valid: write port:9464, port:127.0.0.1:9464 or textfile:/folder"
-        )
+        match = re.fullmatch(r"port:(?:\[([0-9a-fA-F:.]+)\]:|([^:\[\]]+):)?(\d{1,5})", text)
+        if match and 0 < (port := int(match[3])) < 1 << 16:
+            return cls(match[1] or match[2] or "0.0.0.0", port)  # noqa: S104  Prometheus runs on another machine
+        raise UsageError(f"{error_prefix}{text!r} is not valid: write port:9464 or port:127.0.0.1:9464")
 
 
-def open_metrics(
-    environ: Mapping[str, str], interval_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
-) -> NoMetrics:
+def open_metrics(environ: Mapping[str, str], interval_seconds: float | None = None) -> NoMetrics:
     """Open the metrics that ``TIPHYS_METRICS`` configures; `NoMetrics` if they cannot be exported.
 
     Each local rank serves on its own port: the configured one plus ``LOCAL_RANK``.
@@ -293,10 +276,7 @@ def open_metrics(
     endpoint = MetricsEndpoint.parse(setting)
     try:
         metrics = TrainingMetrics(environ.get("RANK") or "0", interval_seconds)
-        if endpoint.folder is None:
-            _serve_metrics(metrics, endpoint.address, endpoint.port + int(environ.get("LOCAL_RANK") or 0))
-        else:
-            _write_textfile(metrics, endpoint.folder, clock)
+        _serve_metrics(metrics, endpoint.address, endpoint.port + int(environ.get("LOCAL_RANK") or 0))
     except ImportError:
         log_message(
             f"no metrics, although {environment.METRICS}={setting}: this image lacks prometheus-client; install "
@@ -322,49 +302,3 @@ def _serve_metrics(metrics: TrainingMetrics, address: str, port: int) -> None:
         thread.join(_SHUT_SECONDS)
 
     metrics.on_close = stop_server
-
-
-def _write_textfile(metrics: TrainingMetrics, folder: Path, clock: Callable[[], float]) -> None:
-    # Pods of one node share the folder; the host name, which is the pod's, separates their files.
-    path = folder / f"tiphys-{socket.gethostname()}-{getpid()}.prom"
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not an existing folder")
-    writer = _TextfileExporter(path, metrics.registry, clock)
-    metrics.on_change = writer.on_change
-    metrics.on_close = writer.remove
-    writer.on_change(True)
-
-
-class _TextfileExporter:
-    """Writes the file at most every `_TEXTFILE_SECONDS`, and at once after an event of a checkpoint."""
-
-    def __init__(self, path: Path, registry: "CollectorRegistry", clock: Callable[[], float]) -> None:
-        self._path = path
-        self._registry = registry
-        self._clock = clock
-        self._written_at: float | None = None
-        self._lock = threading.Lock()
-        self._is_open = True
-
-    def on_change(self, at_once: bool) -> None:
-        from prometheus_client import write_to_textfile
-
-        with self._lock:
-            now = self._clock()
-            recent = self._written_at is not None and now - self._written_at < _TEXTFILE_SECONDS
-            if not self._is_open or (recent and not at_once):
-                return
-            self._written_at = now
-            try:
-                write_to_textfile(str(self._path), self._registry)
-            except OSError as error:
-                self._is_open = False
-                log_message(
-                    f"no more metrics: {self._path} cannot be written: {error.strerror}; the training continues"
-                )
-
-    def remove(self) -> None:
-        """Delete the file, which would otherwise be read as the state of a training that has ended."""
-        with self._lock:
-            self._is_open = False
-            self._path.unlink(missing_ok=True)

@@ -4,7 +4,6 @@
 |---|---|
 | nothing | nothing |
 | a port | an endpoint; local ranks on ports of their own |
-| a folder | one file per process, whole at every moment, gone at the end |
 | what cannot be done | one line in the log, and the training goes on |
 """
 
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.stories.sessions import Clock
 
 from tiphys.checkpoint.telemetry.metrics import (
     METRIC_DECLARATIONS,
@@ -204,41 +202,6 @@ def test_a_port_that_is_taken_costs_the_metrics_and_not_the_training(capsys):
     )
 
 
-def test_a_file_for_each_process_is_whole_and_leaves_with_it(tmp_path):
-    clock = Clock()
-    metrics = open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}"}, clock=clock)
-    (file,) = tmp_path.iterdir()
-    assert file.name == f"tiphys-{socket.gethostname()}-{os.getpid()}.prom"
-    metrics.record_step(1)  # seconds after the last writing
-    assert ("tiphys_train_steps_total",) not in samples(file.read_text())
-    clock.advance(10)
-    metrics.record_step(2)
-    assert samples(file.read_text())["tiphys_train_steps_total",] == 2
-    metrics.record_save(2)  # at once
-    assert samples(file.read_text())["tiphys_checkpoint_saves_total", "committed"] == 1
-    metrics.close()
-    metrics.record_step(3)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_folder_is_reported(tmp_path, capsys):
-    assert type(open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}/none"})) is NoMetrics
-    assert "is not an existing folder" in capsys.readouterr().err
-
-
-def test_a_file_that_can_no_longer_be_written_is_reported_once(tmp_path, capsys):
-    folder = tmp_path / "collector"
-    folder.mkdir()
-    metrics = open_metrics({"TIPHYS_METRICS": f"textfile:{folder}"})
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
-    for step in (1, 2, 3):
-        metrics.record_save(step)
-    assert capsys.readouterr().err.count("no more metrics") == 1
-    metrics.close()
-
-
 def test_an_image_without_the_library_trains_without_metrics(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert type(open_metrics({"TIPHYS_METRICS": "port:9464"})) is NoMetrics
@@ -251,14 +214,13 @@ def test_an_image_without_the_library_trains_without_metrics(monkeypatch, capsys
         ("port:9464", MetricsEndpoint(address="0.0.0.0", port=9464)),
         ("port:127.0.0.1:9464", MetricsEndpoint(address="127.0.0.1", port=9464)),
         ("port:[::1]:9464", MetricsEndpoint(address="::1", port=9464)),
-        ("textfile:/var/lib/node", MetricsEndpoint(folder=Path("/var/lib/node"))),
     ],
 )
-def test_metrics_are_exposed_at_a_port_or_in_a_folder(text, exposure):
+def test_metrics_are_exposed_at_a_port(text, exposure):
     assert MetricsEndpoint.parse(text) == exposure
 
 
-@pytest.mark.parametrize("text", ["9464", "port:", "port:0", "port:70000", "textfile:relative", "statsd:8125"])
+@pytest.mark.parametrize("text", ["9464", "port:", "port:0", "port:70000", "textfile:/var/lib/node", "statsd:8125"])
 def test_an_invalid_metrics_setting_is_refused_before_the_training_begins(text):
     with pytest.raises(UsageError, match=r"TIPHYS_METRICS=.* is not valid: write port:9464"):
         open_metrics({"TIPHYS_METRICS": text})
