@@ -2,14 +2,7 @@
 
 from tiphys_controller.doctor import Finding
 
-from hera_pipelines.preflight import (
-    checks_cluster,
-    checks_gpus,
-    checks_objects,
-    checks_program,
-    checks_steps,
-    checks_workflow,
-)
+from hera_pipelines.preflight import checks_cluster, checks_gpus, checks_objects, checks_steps, checks_workflow
 from hera_pipelines.preflight.observation import PreflightObservation
 from hera_pipelines.preflight.subject import PreflightSubject
 
@@ -30,7 +23,7 @@ _OF_THE_WORKFLOW = (
     checks_steps.check_deadlines,
     checks_steps.check_retries,
     checks_steps.check_checkpoints,
-    checks_program.check_images,
+    checks_workflow.check_images,
 )
 
 
