@@ -106,11 +106,12 @@ class KubeApi:
         Raises:
             NotFoundError: the API server does not serve this kind of object.
         """
-        accept = _METADATA_LIST if metadata_only else "application/json"
+        path, accept = resource.collection_path(namespace), _METADATA_LIST if metadata_only else "application/json"
+        query = {"labelSelector": labels, "fieldSelector": fields}
         try:
-            return self._list(resource, namespace, labels, fields, limit, transform, accept)
+            return self._list(resource, path, {**query, "limit": str(limit)}, transform, accept)
         except ExpiredError:
-            return self._list(resource, namespace, labels, fields, 0, transform, accept)
+            return self._list(resource, path, query, transform, accept)
 
     def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
         """Create an object or a review; return the object in the server's reply.
@@ -237,19 +238,11 @@ class KubeApi:
         self._transport.close()
 
     def _list(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        labels: str,
-        fields: str,
-        limit: int,
-        transform: ObjectTransform,
-        accept: str,
+        self, resource: Resource, path: str, query: dict[str, str], transform: ObjectTransform, accept: str
     ) -> ObjectList:
         items: list[Object] = []
-        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(limit) if limit else ""}
         while True:
-            page = self._transport.request_json("GET", resource.collection_path(namespace), query, accept=accept)
+            page = self._transport.request_json("GET", path, query, accept=accept)
             kept = (self.read_object(_with_type_meta(resource, item), transform) for item in page.get("items") or [])
             items += [item for item in kept if item is not None]
             metadata = page.get("metadata") or {}
