@@ -140,6 +140,9 @@ class Tombstones:
 
 _MAX_PER_PASS = 16
 """Maximum of checkpoints that one pass after a commit marks or deletes, because the next save waits for the pass."""
+_COMMITS_PER_REQUEST = 1000
+"""Checkpoints that a request lists. A pass that took more requests serves as many commits, so the cost of a commit does
+not grow with the lineage, and a thousandth of the checkpoints stay longer."""
 
 RecheckReferences = Callable[[], Collection[CheckpointRef] | None]
 
@@ -190,13 +193,16 @@ class Retention:
         self._tombstones = Tombstones(store, lineage, now)
         self._validity = CheckpointValidity(store, lineage)
         self._orphans_deleted = False
+        self._commits_per_pass = 1
+        self._commits_served = 0
+        """By the last pass; 0 before the first."""
 
     def trust(self, ref: CheckpointRef) -> None:
         """Count ``ref`` as valid without a check: it was just written, or read with all hashes verified."""
         self._validity.trust(ref)
 
     def apply(self, starts_from: StartCheckpoints, protected: Collection[CheckpointRef]) -> list[CheckpointRef]:
-        """Mark expired checkpoints, and delete those whose delay is over; return the deleted ones.
+        """Mark expired checkpoints, and delete those whose delay is over, after a commit; return the deleted ones.
 
         Quarantined and pinned checkpoints stay. Nothing expires while there are
         fewer valid checkpoints than the policy keeps.
@@ -204,7 +210,15 @@ class Retention:
         ``starts_from`` are the start checkpoints of all attempts, ``protected`` those that the newest attempt refers
         to.
         """
-        return [] if self._keep is None else self.collect(starts_from, protected, limit=_MAX_PER_PASS).deleted
+        if self._keep is None:
+            return []
+        if 0 < self._commits_served < self._commits_per_pass:
+            self._commits_served += 1
+            return []
+        result = self.collect(starts_from, protected, limit=_MAX_PER_PASS * self._commits_per_pass)
+        commits = len(result.plan.snapshot.commits)
+        self._commits_served, self._commits_per_pass = 1, 1 + commits // (_COMMITS_PER_REQUEST + 1)
+        return result.deleted
 
     def make_room(
         self, starts_from: StartCheckpoints, protected: Collection[CheckpointRef], saving: CheckpointRef

@@ -18,6 +18,7 @@ from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.retention import delete
 from tiphys.lineage.retention.delete import Retention
 from tiphys.lineage.retention.policy import list_pins, pin_checkpoint, unpin_checkpoint
 from tiphys.lineage.select import list_commits, order_candidates
@@ -252,6 +253,26 @@ def test_a_pass_after_a_commit_does_only_so_much(clock):
     passes = retention(store, clock, RetentionPolicy(last=1, delay_seconds=0))
     assert [len(passes.apply(STARTS, ())) for _ in range(4)] == [16, 16, 8, 0]
     assert steps(store) == [41]
+
+
+def test_a_pass_over_more_than_a_request_lists_serves_as_many_commits(clock, monkeypatch):
+    monkeypatch.setattr(delete, "_COMMITS_PER_REQUEST", 9)
+    monkeypatch.setattr(delete, "_MAX_PER_PASS", 2)
+    memory = MemoryStore()
+    store = CountingStore(memory)
+    passes = retention(store, clock, RetentionPolicy(last=1, every_steps=2, delay_seconds=0))
+    passed, gone = [], []
+    for step in range(1, 51):
+        commit(memory, ref(1, step))
+        passes.trust(ref(1, step))
+        store.requests.clear()
+        gone += passes.apply(STARTS, ())
+        if store.requests:
+            passed.append(step)
+    assert passed[:20] == [*range(1, 18), 18, 20, 22], "two commits once the policy keeps ten"
+    assert passed[-2:] == [47, 50], "three once it keeps twenty"
+    assert steps(memory) == [*range(2, 51, 2)]
+    assert gone == [ref(1, step) for step in range(1, 50, 2)]
 
 
 def test_anchors_and_the_best_outlive_the_others(clock):
