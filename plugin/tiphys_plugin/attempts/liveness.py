@@ -9,11 +9,12 @@ from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.phases import is_final_workflow_phase
-from tiphys.records import task_name
+from tiphys.protocol.workflow_nodes import read_nodes
+from tiphys.records import AttemptEndOutcome, task_name
 from tiphys.store import Store, find_attempt_end
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.cluster.interface import Cluster, GangStatus, PodStatus
-from tiphys_plugin.quota.lease import Lease, LeaseRequest
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, hash_node_name
 
 _log = structlog.get_logger()
 
@@ -43,9 +44,9 @@ class NamespaceStores(Protocol):
 def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease, *, is_stopped: bool = False) -> bool:
     """Whether nothing can use a lease any more: no pod lives, and none can come.
 
-    No pod can come once the attempt has an end, or the workflow is over. A
-    lease whose pod has not been created yet is therefore kept. So is a lease that
-    cannot be examined, because its namespace is no longer served, or the store
+    No pod can come once the workflow is over, or the attempt has an end. A fence is none
+    of those: Argo may have the reply of admit, and create the pod minutes later. So is a
+    lease kept that cannot be examined, because its namespace is no longer served, or the store
     of its tenant fails; the caller's own request does not fail because of it.
     ``is_stopped`` says that Argo starts no more pods of the workflow, although it is not over.
     """
@@ -56,22 +57,35 @@ def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease, 
     over = workflow is None or _is_workflow_over(workflow)
     try:
         # Most leases are those of attempts that go on, of which no pod is listed: that costs the API server the most.
-        if (
-            not over
-            and find_attempt_end(stores.store(request.namespace), request.run, request.step, request.attempt) is None
-        ):
+        end = (
+            None
+            if over
+            else find_attempt_end(stores.store(request.namespace), request.run, request.step, request.attempt)
+        )
+        if not over and end is None:
             return False
         pod_statuses = pods.list_instance_pods(
             cluster, request.namespace, request.run, request.uid, request.attempt, request.instance_hash
         )
         if pods.find_live_pod(pod_statuses) is not None:
             return False
-        return request.members == 1 or not _is_gang_active(
-            stores.store(request.namespace), cluster, request, pod_statuses
-        )
+        if request.members > 1 and _is_gang_active(stores.store(request.namespace), cluster, request, pod_statuses):
+            return False
+        if end is None or end.outcome is not AttemptEndOutcome.FENCED or end.stopped:
+            return True
+        return bool(pod_statuses) or _has_program_ended(cluster, request)
     except (IntegrityError, StoreError, UsageError) as error:
         _log.warning("lease.not_examined", **request.log_fields, error=str(error))
         return False
+
+
+def _has_program_ended(cluster: Cluster, request: LeaseRequest) -> bool:
+    """Whether Argo has run the program of an attempt, by the node beside its admit; True if the workflow is gone."""
+    workflow = cluster.workflow(request.namespace, request.workflow)
+    ended = (node["name"] for node in read_nodes(workflow or {}) if is_final_workflow_phase(node.get("phase")))
+    return workflow is None or any(
+        hash_node_name(f"{name.removesuffix('.run')}.admit") == request.node_hash for name in map(str, ended)
+    )
 
 
 def is_attempt_over(stores: NamespaceStores, cluster: Cluster, lease: Lease) -> bool:

@@ -188,9 +188,19 @@ def _check_newest_submission(call: StepCall) -> None:
 
 
 def _end_previous_attempt(call: StepCall, previous: Attempt) -> ExecuteReply | None:
-    """End the previous attempt once its pods are gone; until then, a reply that waits."""
+    """End the previous attempt once its pods are gone; until then, a reply that waits.
+
+    One of a workflow that goes on, although a resume by force has taken the run over, is fenced at once. The resume
+    has fenced those that were open, so this one was claimed since, and Argo may not have started its pod yet.
+    """
     claim = previous.claim
     pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, claim)
+    if claim.uid != call.binding.uid and (not pod_statuses or pods.find_live_pod(pod_statuses)):
+        bound = pods.read_submission_bound(call.store, call.context.cluster, claim)
+        if not is_workflow_stopping(call.context.cluster, bound.namespace, bound.workflow_name, claim.uid):
+            message = f"submission {call.binding.submission} has taken over run {call.run}"
+            end_attempt.record_end(call, claim, AttemptEndOutcome.FENCED, message=message, pods_may_live=True)
+            return None
     waiting = end_attempt.await_pods(call, claim, pod_statuses)
     if waiting is not None:
         return waiting

@@ -440,4 +440,7 @@ def test_a_fenced_gang_holds_its_gpus_until_its_job_creates_no_more_pods(here: W
     assert holders() == ["uid-1"]
     job = replace(job, stage=GangPhase.FINISHED)
     objects(here).objects[name] = job
+    document = workflow([spec()])
+    document["status"]["nodes"] = {"n": {"name": "digits-abc12.fit(0).run", "phase": "Failed"}}
+    here.cluster.write_workflow(document)
     assert holders() != ["uid-1"]

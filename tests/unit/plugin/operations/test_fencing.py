@@ -5,10 +5,25 @@ import json
 import pytest
 from support.builders.ledger import queues
 from support.processes.failpoints import dying_at
-from support.stories.plugin import World, artifacts, fit, gpus, keys, outputs, phase, prep, records, said, world
+from support.stories.plugin import (
+    Flow,
+    World,
+    artifacts,
+    fit,
+    gpus,
+    keys,
+    outputs,
+    phase,
+    prep,
+    records,
+    resumed,
+    said,
+    world,
+)
 from tiphys_plugin.operations import admit, end_attempt, start_checkpoint
 
-from tiphys.errors import IntegrityError, StoreError
+from tiphys.checkpoint.save.commit import check_fence
+from tiphys.errors import FencedError, IntegrityError, StoreError
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome
 
@@ -58,6 +73,41 @@ def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus_and_ends_nothin
     assert "was just opened by digits-abc12.fit(9).admit" in said(waiting)
     assert here.ledger.snapshot().leases == ()
     assert keys(here.store, ATTEMPTS) == [f"{ATTEMPTS}/000000001.json"]
+
+
+def test_attempt_claimed_while_a_resume_took_over_is_fenced_and_keeps_its_gpus_until_its_pod_has_ended(
+    here, monkeypatch
+):
+    """The service stalls between its look at the newest submission and the claim, and Argo starts the pod late."""
+    flow = here.submit(fit(gpu=gpus(8)))
+    with monkeypatch.context() as patched:
+        patched.setattr(admit, "failpoint", lambda point: point == "admit.before_claim" and resumed(here, *flow.specs))
+        assert outputs(flow.admit("fit", 0))["attempt"] == "1"
+    second = Flow(here, "digits-abc12-2", "uid-2", "digits-abc12", "2")
+
+    def holders() -> list[str]:
+        here.clock.advance(31)
+        reply = second.admit("fit", 0)
+        assert phase(reply) == "Succeeded" or "holds 8 of 8 A100" in said(reply)
+        return [lease.request.uid for lease in here.ledger.snapshot().leases]
+
+    assert holders() == ["uid-1"], "its pod may come"
+    with pytest.raises(FencedError):
+        check_fence(here.store, "digits-abc12", "fit", 1)
+    flow.pod("fit", 1)
+    assert holders() == ["uid-1"]
+    flow.pod("fit", 1, phase="Failed", exit_code=76)
+    assert holders() == ["uid-2"]
+    assert "was fenced: submission 2 has taken over run digits-abc12" in said(flow.end_try("fit", 0, exit_code="76"))
+    assert outputs(second.admit("fit", 0))["attempt"] == "2"
+
+
+def test_attempt_of_a_workflow_that_was_taken_over_counts_if_its_program_has_ended(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+    assert outputs(resumed(here, *flow.specs).admit("fit", 0))["run"] == "false"
+    assert [record["outcome"] for record in records(here.store, f"{ATTEMPTS}/000000001.end")] == ["done"]
 
 
 def refuse(*_):

@@ -311,11 +311,17 @@ def test_a_request_behind_a_training_with_a_deadline_has_an_expected_start(here)
     assert "position 1, expected to start by " in said(other(here, 8).admit("fit", 0))
 
 
-def test_gpus_of_a_fenced_attempt_come_back_while_its_workflow_still_seems_to_run(here):
+def test_gpus_of_a_fenced_attempt_are_held_until_its_workflow_has_run_its_program(here):
+    """Argo may have the reply of its admit, and start its pod at any time."""
     here.submit(fit(gpu=gpus(8))).admit("fit", 0)
     end = AttemptEnd(run="digits-abc12", step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
     fence(here, end.to_bytes())
-    assert outputs(other(here).admit("fit", 0))["run"] == "true"
+    for number, node in enumerate(({}, {"phase": "Running"}, {"phase": "Failed"})):
+        document = workflow([fit(gpu=gpus(8))])
+        document["status"]["nodes"] = {"n": {"name": "digits-abc12.fit(0).run", **node}}
+        here.cluster.write_workflow(document)
+        here.clock.advance(31)
+        assert phase(other(here).admit("fit", 0)) == ("Succeeded" if number == 2 else "Pending")
 
 
 def test_damaged_record_of_a_holder_keeps_its_gpus_and_refuses_no_other(here):
