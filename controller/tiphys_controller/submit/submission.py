@@ -45,7 +45,7 @@ def create_and_bind(
         ConflictError: another Workflow is bound to the submission.
     """
     failpoint(f"{verb}.after_claim")
-    live = _create_workflow(submitter, claimed, manifest)
+    live = _create_workflow(store, submitter, claimed, manifest)
     failpoint(f"{verb}.after_create")
     if is_stable_cluster_name(submitter.cluster):
         bind_submission(store, submitter.cluster, claimed, live)
@@ -89,8 +89,17 @@ def bind_submission(store: Store, cluster: str, claimed: SubmissionClaim, workfl
     return existing
 
 
-def _create_workflow(submitter: Submitter, claimed: SubmissionClaim, manifest: Manifest) -> LiveWorkflow:
+def _create_workflow(store: Store, submitter: Submitter, claimed: SubmissionClaim, manifest: Manifest) -> LiveWorkflow:
     try:
+        # A process may have stood still since its claim. Kubernetes has no create that depends on a record, so one that
+        # stands still right here creates a second Workflow, and the binding refuses that.
+        bound = find_record(store, RunLayout(claimed.run).submission_binding(claimed.submission), SubmissionBinding)
+        if bound is not None:
+            raise ConflictError(
+                f"submission {claimed.submission} of run {claimed.run} is Workflow {bound.workflow_name} (uid {bound.uid}) "
+                f"in cluster {bound.cluster}, which another process has sent meanwhile and which is not found; nothing "
+                "was created"
+            )
         return submitter.create(manifest)
     except ConflictError:
         # The reply of a create was lost, or another controller recovers the same submission.

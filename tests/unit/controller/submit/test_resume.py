@@ -23,7 +23,7 @@ from support.fakes.counting_store import CountingStore
 from support.fakes.submitter import FakeSubmitter
 from support.processes.failpoints import dying_at
 from tiphys_controller import LiveWorkflow, plan_run, resume_run, start_run
-from tiphys_controller.submit import resume
+from tiphys_controller.submit import resume, submission
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, UsageError
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionBinding, SubmissionEnd, SubmissionKind
@@ -414,6 +414,21 @@ def test_a_claimed_submission_is_sent_only_when_attempts_that_opened_meanwhile_a
     assert resume_run(store, submitter, RUN).fenced == ("fit/2",)
 
     assert read_record(store, LAYOUT.attempt_end("fit", 2), AttemptEnd).outcome is AttemptEndOutcome.FENCED
+
+
+def test_a_submission_that_another_process_has_sent_meanwhile_is_not_sent_again(
+    store: Store, submitter: FakeSubmitter, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(point: str) -> None:
+        if point == "resume.after_claim":
+            monkeypatch.undo()
+            resume_run(store, submitter, RUN)
+            submitter.delete(f"{RUN}-2")
+
+    monkeypatch.setattr(submission, "failpoint", overtaken)
+    with pytest.raises(ConflictError, match="sent meanwhile and which is not found"):
+        resume_run(store, submitter, RUN)
+    assert submitter.names() == [RUN]
 
 
 def test_a_workflow_that_was_created_and_ended_unbound_is_bound_and_followed_by_the_next(
