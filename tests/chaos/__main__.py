@@ -33,7 +33,7 @@ class Campaign:
         self._out = out
         self._fault_seconds = fault_seconds
         self._hours = "" if fault_seconds == FAULT_SECONDS else f" HOURS={fault_seconds / 3600:g}"
-        self.seeds = self.acknowledged = self.lost = self.late = self.left = self.failures = 0
+        self.seeds = self.acknowledged = self.lost = self.late = self.left = self.strays = self.failures = 0
         self.hours = 0.0
         self.faults: Counter[str] = Counter()
         self.laws: Counter[str] = Counter()
@@ -52,6 +52,7 @@ class Campaign:
         self.lost += verdict.lost
         self.late += verdict.late
         self.left += verdict.left
+        self.strays += verdict.strays
         self.faults += verdict.faults
         self.laws.update({law for law, _ in verdict.violations})
         self.failures += bool(problems)
@@ -71,7 +72,7 @@ class Campaign:
         return (
             f"{self.lost} of {self.acknowledged:,} acknowledged checkpoints lost over {self.seeds} seeds with {faults} "
             f"in {self.hours:,.0f} simulated hours; {self.late} late commits, {self.left} shards of last saves that "
-            f"failed; {self.failures} seeds broke a law"
+            f"failed, {self.strays} second Workflows that started nothing; {self.failures} seeds broke a law"
         )
 
     def _report(self, outcome: Outcome, problems: list[str]) -> None:

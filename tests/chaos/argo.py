@@ -139,6 +139,7 @@ class WorkflowWalk:
                 status, code = self._await_pod(pod)
                 if status == "Succeeded":
                     break
+            self._set_phase(f"{self.name}.{task}.run", status)
         body = {"op": "conclude", "step": task, "node": f"{self.name}.{task}.conclude", "item": ""}
         return self._call({**body, "status": status, "exit_code": code}).phase == "Succeeded"
 
@@ -157,6 +158,7 @@ class WorkflowWalk:
                 pod = self._start_pod(task, values, f"{self.name}.{task}({number}).run", 0, gpus=GPUS)
                 pod.start(training(self._world, start, asynchronous=self._world.random.random() < 0.5))
                 status, code = self._await_pod(pod)
+                self._set_phase(f"{self.name}.{task}({number}).run", status)
             body = {"op": "conclude", "step": task, "node": self._node(task, number, "conclude"), "item": ""}
             concluded = self._call({**body, "status": status, "exit_code": code})
             if concluded.phase != "Error":
@@ -168,6 +170,10 @@ class WorkflowWalk:
         """The exit handler."""
         self._is_finalizing = True
         self._call({"op": "finalize", "node": f"{self.name}.onExit", "status": status, "failures": failures})
+
+    def _set_phase(self, node: str, phase: str) -> None:
+        """Show the end of a program in the Workflow."""
+        self._workflow["status"].setdefault("nodes", {})[node] = {"name": node, "phase": phase}
 
     def _node(self, task: str, number: int, part: str) -> str:
         return f"{self.name}.{task}({number}).{part}"

@@ -275,9 +275,9 @@ def key_not_reserved(plant: Plant) -> None:
 def second_name_after_lost_answer(plant: Plant) -> None:
     """A Workflow whose creation was not answered is created again under another name."""
 
-    def create(submitter: Any, claimed: Any, manifest: Any) -> Any:
+    def create(store: Any, submitter: Any, claimed: Any, manifest: Any) -> Any:
         try:
-            return original(submitter, claimed, manifest)
+            return original(store, submitter, claimed, manifest)
         except StoreError:
             renamed = {**manifest, "metadata": {**manifest["metadata"], "name": f"{manifest['metadata']['name']}-b"}}
             return submitter.create(renamed)
@@ -396,10 +396,5 @@ BUGS: dict[str, Callable[[Plant], None]] = {
         late_release_frees_successor,
     )
 }
-NOT_FOUND_YET = frozenset(
-    {
-        "late_commit_is_candidate",
-        "claim_of_other_node_used",
-    }
-)
+NOT_FOUND_YET = frozenset({"late_commit_is_candidate"})
 """Those that none of the seeds that were tried has found."""

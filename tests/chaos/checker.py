@@ -9,7 +9,7 @@ folder holds ``history.jsonl``, with an event in each line, and the objects of t
 | commit | a manifest without its shards, or of an attempt that could have seen its end |
 | retention | the deletion of what is pinned, of what an attempt starts from, of one of the newest checkpoints |
 | quota | more GPUs in pods than the queue has |
-| submission | two Workflows of a submission, or of a run at once; two answers to one key |
+| submission | two Workflows of a submission or run at once, a pod of one that is not bound; two answers to one key |
 | end | a run without its end, an attempt without one, a result that differs from an undisturbed training |
 | object | an object that no record explains |
 
@@ -63,6 +63,8 @@ class Verdict:
         self.late = 0
         self.left = 0
         """Shards of a last save that failed."""
+        self.strays = 0
+        """Workflows of submissions that are bound to an earlier one, which is over; they may start no pod."""
         self.faults = Counter()
 
     def broken(self, law, sentence):
@@ -119,10 +121,9 @@ class Lineage:
         self.pins = Counter()
         self.pin_names = set()
 
-    def chain(self, newest=None):
-        """The highest step that counts of each attempt, from ``newest`` backwards; None for all of it."""
-        attempt = max(self.starts, default=None) if newest is None else newest
-        ceiling, found = None, {}
+    def chain(self):
+        """The highest step that counts of each attempt, from the newest backwards; None for all of it."""
+        attempt, ceiling, found = max(self.starts, default=None), None, {}
         while attempt is not None and attempt in self.starts and attempt not in found:
             found[attempt] = ceiling
             start = self.starts[attempt]
@@ -147,6 +148,8 @@ class Checker:
         self._pods = {}
         self._workflows = {}
         """Uid of the Workflow of each run and submission."""
+        self._bound = {}
+        self._living = set()
         self._running = {}
         self._forcing = set()
         """Commands that take a run over although its Workflow may run."""
@@ -194,6 +197,8 @@ class Checker:
         if place := _led_to(fields):
             self._found_by[place].add(event["key"])
         lineage = self._lineages[fields["run"], fields["step"]] if "step" in fields else None
+        if fields.get("part") == ".bound":
+            self._bound[fields["run"], int(fields["submission"])] = json.loads(event["body"])["uid"]
         if "attempt" in fields:
             number = int(fields["attempt"])
             if fields["part"]:
@@ -211,32 +216,27 @@ class Checker:
         """The next attempt must begin where the one before was told that it had come to."""
         claim = json.loads(event["body"])
         start, lineage.claimed_by[number] = claim.get("starts_from"), claim.get("uid")
+        name = f"attempt {number} of {fields['run']}"
         if number > 1 and fields["step"] == "fit" and (number - 1) not in lineage.ended_at:
-            self.verdict.broken("end", f"attempt {number} of {fields['run']} began before the end of the one before it")
+            self.verdict.broken("end", f"{name} began before the end of the one before it")
         before = lineage.chain()
         if start and not lineage.counts((start["attempt"], start["global_step"]), before):
-            self.verdict.broken(
-                "commit", f"attempt {number} of {fields['run']} starts from {start}, which does not count"
-            )
-        told = [
-            (step, attempt)
-            for (attempt, step), late in lineage.acknowledged.items()
-            if not late and lineage.counts((attempt, step), before)
-        ]
+            self.verdict.broken("commit", f"{name} starts from {start}, which does not count")
+        in_time = [checkpoint for checkpoint, late in lineage.acknowledged.items() if not late]
+        told = [checkpoint[1] for checkpoint in in_time if lineage.counts(checkpoint, before)]
         lineage.starts[number] = (start["attempt"], start["global_step"]) if start else None
         lineage.claimed_at[number] = index
-        floor = max(told, default=(0, 0))[0]
+        floor = max(told, default=0)
         if (start["global_step"] if start else 0) < floor:
             self.verdict.lost += 1
             where = f"step {start['global_step']}" if start else "the beginning"
-            self.verdict.broken(
-                "acknowledged", f"attempt {number} of {fields['run']} starts from {where}, and step {floor} was told"
-            )
+            self.verdict.broken("acknowledged", f"{name} starts from {where}, and step {floor} was told")
 
     def _end(self, event, fields, number):
-        attempt = (fields["run"], fields["step"], number)
-        # Only commands and controllers fence what may run; the service has to see that nothing does.
-        is_fence = json.loads(event["body"])["outcome"] == "fenced" and not event["by"].startswith("plugin")
+        attempt, end = (fields["run"], fields["step"], number), json.loads(event["body"])
+        # The service has to see that nothing runs, unless a later submission has taken over.
+        newest = 0 if end.get("stopped") else int(self._last_claims.get(fields["run"]) or 0)
+        is_fence = end["outcome"] == "fenced" and (end.get("submission", 0) < newest or "plugin" not in event["by"])
         if not is_fence and attempt in [pod[1:] for pod in self._pods.values()]:
             self.verdict.broken("end", f"attempt {attempt} was ended while a pod of it ran")
 
@@ -245,9 +245,8 @@ class Checker:
         attempt, name = checkpoint[0], f"checkpoint {checkpoint} of {fields['run']}"
         if attempt not in lineage.claimed_at:
             self.verdict.broken("commit", f"{name} is of an attempt that was never claimed")
-        fences = [lineage.ended_at.get(attempt, index)]
-        fences += [at for other, at in lineage.claimed_at.items() if other > attempt]
-        fence = min(fences)
+        later_claims = [at for other, at in lineage.claimed_at.items() if other > attempt]
+        fence = min([lineage.ended_at.get(attempt, index), *later_claims])
         # Retention of the next attempt may have swept the shards of one that is late.
         for shard in json.loads(event["body"])["shards"] if fence == index else ():
             if lineage.shards[checkpoint].get(shard["key"]) != (shard["size"], shard["sha256"]):
@@ -283,10 +282,8 @@ class Checker:
             self._delete_manifest(fields, lineage)
 
     def _delete_manifest(self, fields, lineage):
-        checkpoint, name = (
-            counted_down(fields["count"]),
-            f"checkpoint {counted_down(fields['count'])} of {fields['run']}",
-        )
+        checkpoint = counted_down(fields["count"])
+        name = f"checkpoint {checkpoint} of {fields['run']}"
         late = lineage.manifests.pop(checkpoint, False)
         chain, newest = lineage.chain(), max(lineage.starts, default=0)
         if lineage.starts.get(newest) == checkpoint and newest not in lineage.restored | set(lineage.ended_at):
@@ -317,9 +314,8 @@ class Checker:
         start = lineage.starts.get(event["attempt"])
         if event["at"] < (start[1] if start else 0):
             self.verdict.lost += 1
-            self.verdict.broken(
-                "acknowledged", f"attempt {event['attempt']} of {event['run']} restored step {event['at']} of {start}"
-            )
+            name = f"attempt {event['attempt']} of {event['run']}"
+            self.verdict.broken("acknowledged", f"{name} restored step {event['at']} of {start}")
 
     def _pin(self, index, event):
         run, _, step = event["lineage"].partition("/")
@@ -338,15 +334,21 @@ class Checker:
         if claimant != event["uid"]:
             name = f"attempt {event['attempt']} of {event['step']} of {event['run']}"
             self.verdict.broken("submission", f"{event['uid']} starts a pod of {name}, which {claimant} claimed")
+        if event["uid"] not in self._bound.values():
+            self.verdict.broken("submission", f"{event['uid']} starts a pod, and no submission is bound to it")
         self._pods[event["pod"]] = (event["gpus"], event["run"], event["step"], event["attempt"])
         if (held := sum(gpus for gpus, *_ in self._pods.values())) > GPUS_OF_QUEUE:
             self.verdict.broken("quota", f"{held} GPUs are in use at {event['t']} s, and the queue has {GPUS_OF_QUEUE}")
 
     def _create_workflow(self, index, event):
         submission = (event["run"], event["submission"])
-        if submission in self._workflows:
+        if self._workflows.get(submission) in self._living:
             self.verdict.broken("submission", f"submission {submission} has a second Workflow {event['uid']}")
-        self._workflows.setdefault(submission, event["uid"])
+        self._living.add(event["uid"])
+        if submission in self._bound:
+            self.verdict.strays += 1
+            return
+        self._workflows[submission] = event["uid"]
         if event["run"] in self._running and event["by"] not in self._forcing:
             self.verdict.broken("submission", f"Workflow {event['name']} was created while another of its run ran")
         self._running[event["run"]] = event["uid"]
@@ -357,6 +359,7 @@ class Checker:
         self._running.pop(event["run"], None)
 
     def _end_workflow(self, index, event):
+        self._living.discard(event["uid"])
         self._running = {run: uid for run, uid in self._running.items() if uid != event["uid"]}
 
     def _answer(self, index, event):

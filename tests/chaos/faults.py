@@ -17,6 +17,9 @@ MEAN_VISIT_SECONDS = 15.0
 _ABOUT_RUN = re.compile(r"(?:control/runs/|control/open/|data/runs/|data/lineages/)([^/.]+)")
 STALLS = "services stall at writes"
 """As where their CPU is throttled: shorter than the patience of their callers."""
+CONTESTED = "claims contested"
+"""A service stands still between its decision and its claim, and a person resumes the run meanwhile."""
+_CLAIM = re.compile(r"control/runs/[^/]+/(?:attempts/[^/]+|submissions)/\d{9}\.json")
 WINDOWS = (
     "store down",
     "store slow",
@@ -30,6 +33,7 @@ WINDOWS = (
     "answers of the service lost",
     EVICTED_AT_START,
     STALLS,
+    CONTESTED,
 )
 """Faults that whoever calls in the meantime may meet."""
 
@@ -59,10 +63,10 @@ class FaultInjector:
         self._desk = desk
         self._keys = keys
         self._random = world.random
-        self._traps: dict[Process, tuple[int, Callable[[str], object]]] = {}
-        """What strikes a process at a write about a run, after a number of others."""
+        self._traps: dict[Process, tuple[int, str, Callable[[str], object]]] = {}
+        """What strikes a process before it creates a key with this part, or writes any, after a number of others."""
         self._halted: dict[Process, tuple[str, int]] = {}
-        """Which processes go on once others have written about a run, and how many writes are to come before that."""
+        """Which processes go on once others have written keys with a part, and how many writes come before that."""
         world.before_write, world.after_write = self._before_write, self._after_write
         desk.on_command = self._begin_command
         self._alerts = 0
@@ -73,6 +77,7 @@ class FaultInjector:
             "program killed": self._kill_program,
             "program stopped": self._stop_program,
             "node frozen": self._freeze_node,
+            "node frozen before a commit": lambda: self._freeze_node(before_commit=True),
             "program out of memory": self._out_of_memory,
             "program cut off from the store": lambda: self._cut_off(self._program(), "cut off from the store"),
             "pod deleted": self._delete_pod,
@@ -128,11 +133,12 @@ class FaultInjector:
                 "command stopped": lambda run: self._halt(process, self._seconds(), run),
             }
             kind = self._random.choice(list(kinds))
-            self._traps[process] = (self._random.randrange(6), lambda run: [self._happened(kind), kinds[kind](run)])
+            strike = lambda run: [self._happened(kind), kinds[kind](run)]  # noqa: E731
+            self._traps[process] = (self._random.randrange(6), "", strike)
 
     def _before_write(self, process: Process, key: str) -> None:
         """A trap strikes: the process has read what it decides by, and others may act before it writes."""
-        strike = None if self.is_over else self._find_strike(process)
+        strike = None if self.is_over else self._find_strike(process, key)
         if strike is None:
             return
         named = _ABOUT_RUN.match(key)
@@ -142,23 +148,35 @@ class FaultInjector:
         strike(run)
 
     def _after_write(self, process: Process, key: str) -> None:
-        """Wake the processes that stand still until others have written about their run."""
-        for halted, (run, writes) in list(self._halted.items()):
-            if halted is not process and key.startswith("control/") and run in key:
-                self._halted[halted] = (run, writes - 1)
+        """Wake the processes that stand still until others have written such keys."""
+        for halted, (part, writes) in list(self._halted.items()):
+            if halted is not process and key.startswith("control/") and part in key:
+                self._halted[halted] = (part, writes - 1)
                 if writes <= 1:
                     del self._halted[halted]
                     self._world.scheduler.resume(halted)
 
-    def _find_strike(self, process: Process) -> Callable[[str], object] | None:
+    def _contest(self, process: Process, run: str, key: str) -> None:
+        """A person takes the run over, and the process goes on when others have written what it was about to write."""
+        resume = partial(self._desk.resume, run, force=self._random.random() < 0.8)
+        delay = self._random.uniform(0.0, 3.0)
+        self._world.scheduler.spawn(self.process, "contest", resume, delay_seconds=delay)
+        self._stop_until(process, self._random.uniform(5.0, 28.0), key, 1)
+
+    def _find_strike(self, process: Process, key: str) -> Callable[[str], object] | None:
         if process in self._traps:
-            writes, strike = self._traps.pop(process)
-            if not writes:
+            writes, part, strike = self._traps[process]
+            is_meant = not part or (part in key and key not in self._world.objects)
+            if is_meant and not writes:
+                del self._traps[process]
                 return strike
-            self._traps[process] = (writes - 1, strike)
-        elif process.name.startswith(("plugin", "controller")) and self._world.meets(STALLS, process, 0.3):
-            seconds = self._random.uniform(5.0, 28.0)
-            return lambda run: self._halt(process, seconds, run)
+            self._traps[process] = (writes - is_meant, part, strike)
+        elif process.name.startswith(("plugin", "controller")):
+            if _CLAIM.fullmatch(key) and self._world.meets(CONTESTED, process, 0.6):
+                return lambda run: self._contest(process, run, key)
+            if self._world.meets(STALLS, process, 0.3):
+                seconds = self._random.uniform(5.0, 28.0)
+                return lambda run: self._halt(process, seconds, run)
         return None
 
     def _interfere(self, run: str) -> None:
@@ -253,18 +271,29 @@ class FaultInjector:
 
         self._spawn(f"cut-off-{pod.name}", work)
 
-    def _freeze_node(self) -> None:
-        """A node stands still at a write of its program and is given up, and then the program goes on."""
+    def _freeze_node(self, *, before_commit: bool = False) -> None:
+        """A node stands still at a write of its program and is given up, and then the program goes on.
+
+        Before a commit: what trains on other nodes meanwhile may be evicted at its start, as where a whole rack is in
+        trouble, and the program goes on when other attempts of the run have begun or ended.
+        """
         if not (pod := self._program()):
             return
 
         def strike(run: str) -> None:
-            self._happened("node frozen")
-            delay = self._random.uniform(40, 330)
+            self._happened("node frozen before a commit" if before_commit else "node frozen")
+            delay, seconds = self._random.uniform(40, 330), self._random.uniform(60, 1800)
             self._world.scheduler.spawn(self.process, f"give-up-{pod.name}", pod.vanish, delay_seconds=delay)
-            self._halt(pod.process, self._random.uniform(60, 1800), run)
+            if not before_commit:
+                self._halt(pod.process, seconds, run)
+                return
+            if self._random.random() < 0.5:
+                self._world.begin_fault(EVICTED_AT_START, delay + self._random.uniform(60, 300))
+            self._stop_until(pod.process, seconds, f"{run}/attempts/", self._random.randint(1, 4))
 
-        self._traps[pod.process] = (self._random.randrange(6), strike)
+        self._traps[pod.process] = (
+            (0, "/manifests/", strike) if before_commit else (self._random.randrange(6), "", strike)
+        )
 
     def _cut_off(self, pod: Pod | None, kind: str) -> None:
         if pod:
@@ -296,13 +325,18 @@ class FaultInjector:
             if self._random.random() < 0.5:
                 strike("")
             else:
-                self._traps[process] = (0, strike)
+                self._traps[process] = (0, "", strike)
 
     def _halt(self, process: Process, seconds: float, run: str) -> None:
         """Stop a process for some seconds, or for less: until others have written about the run."""
+        writes = self._random.randint(1, 4) if run and self._random.random() < 0.5 else 0
+        self._stop_until(process, seconds, run, writes)
+
+    def _stop_until(self, process: Process, seconds: float, part: str, writes: int) -> None:
+        """Stop a process for some seconds, or for less: until others have written keys with this part."""
         self._halted.pop(process, None)
-        if run and self._random.random() < 0.5:
-            self._halted[process] = (run, self._random.randint(1, 4))
+        if writes:
+            self._halted[process] = (part, writes)
         process.stopped_until = self._world.scheduler.now + seconds
         if self._world.scheduler.current.process is process:
             self._world.scheduler.sleep(0.0)

@@ -7,7 +7,7 @@
 | a manifest without its shard; after an end that could be seen; without a look; a start that does not count | commit |
 | the newest checkpoint goes; what is pinned; an attempt's start; shards before their manifest; a claim | retention |
 | three pods of four GPUs | quota |
-| a second Workflow of a submission; two at once; two answers; a key without a run | submission |
+| a second Workflow of a submission; two at once; a pod of one that is not bound; two answers | submission |
 | an attempt without an end; ended while its pod runs; done twice; another result; a run that does not end | end |
 | an unknown key; a shard alone; a damaged one; a pin alone; an end alone; what no key leads to | object |
 """
@@ -81,7 +81,8 @@ class Story:
         self.create(f"{ATTEMPTS}{attempt:09d}.json", {"submission": 1, "uid": "u1", "starts_from": starts_from})
 
     def end(self, attempt: int, outcome: str, by: str = "somebody") -> None:
-        self.create(f"{ATTEMPTS}{attempt:09d}.end.json", {"attempt": attempt, "outcome": outcome}, by)
+        document = {"attempt": attempt, "outcome": outcome, "submission": 1}
+        self.create(f"{ATTEMPTS}{attempt:09d}.end.json", document, by)
 
     def begin_pod(self, attempt: int, name: str = "", uid: str = "u1") -> None:
         fields = {"run": RUN, "step": "fit", "attempt": attempt, "gpus": 4, "uid": uid}
@@ -129,6 +130,10 @@ def matches(event: dict[str, Any], fields: dict[str, Any]) -> bool:
 
 def manifest_key(attempt: int, step: int) -> str:
     return f"{LINEAGE}/manifests/{10**9 - 1 - attempt:09d}-{10**15 - 1 - step:015d}.json"
+
+
+def add_second_workflow(story: Story) -> None:
+    story.add("workflow created", name=RUN, uid="u2", run=RUN, submission=1)
 
 
 def start_elsewhere(story: Story, start: tuple[int, int] | None) -> None:
@@ -207,7 +212,16 @@ BROKEN: list[tuple[str, str, Change]] = [
     (
         "submission",
         "a second Workflow",
-        lambda story: story.add("workflow created", name=RUN, uid="u2", run=RUN, submission=1),
+        lambda story: story.before("workflow ended", add_second_workflow),
+    ),
+    (
+        "submission",
+        "a pod of a Workflow that no submission is bound to",
+        lambda story: [
+            add_second_workflow(story),
+            story.create(f"{ATTEMPTS}000000003.json", {"submission": 1, "uid": "u2"}),
+            story.begin_pod(3, uid="u2"),
+        ],
     ),
     (
         "submission",
@@ -311,6 +325,24 @@ def test_checker_counts_shards_of_a_last_save_that_failed():
     story.create(f"{LINEAGE}/shards/000000002-000000000000009/00000", "left")
     verdict = checker.check(story.history, story.objects)
     assert (verdict.violations, verdict.left) == ([], 1)
+
+
+def test_checker_counts_a_second_workflow_that_starts_nothing_once_the_first_is_over():
+    story = Story()
+    add_second_workflow(story)
+    verdict = checker.check(story.history, story.objects)
+    assert (verdict.violations, verdict.strays) == ([], 1)
+
+
+def test_checker_lets_a_service_fence_what_runs_once_a_later_submission_has_taken_over():
+    story = Story()
+    story.before("create", lambda now: now.begin_pod(2, "again"), key=SECOND_END)
+    end = next(event for event in story.history if event.get("key") == SECOND_END)
+    end |= {"by": "plugin-1-1", "body": json.dumps({"attempt": 2, "outcome": "fenced", "submission": 1})}
+    assert "end" in story.laws()
+    story.before("pod started", lambda now: now.create(f"{CONTROL}/submissions/000000002.json", {}), pod="again")
+    found = checker.check(story.history, story.objects).violations
+    assert not [sentence for _, sentence in found if "while a pod of it ran" in sentence]
 
 
 def test_checker_counts_faults_that_happened():

@@ -20,7 +20,7 @@ from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, Sto
 from tiphys.store import ObjectInfo, check_key
 
 NAMESPACE = "ml"
-_IS_JUDGED = re.compile("/attempts/|/manifests/")
+_IS_JUDGED = re.compile(r"/attempts/|/manifests/|\.bound\.json")
 """Records whose content the checker reads in the history, because they may be gone at the end."""
 _Result = TypeVar("_Result")
 
