@@ -152,10 +152,8 @@ _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 class ArgoServerSubmitter:
     """A `tiphys_controller.ClusterSubmitter`.
 
-    Args:
-        server: The argo-server.
-        cluster: Identity of its cluster by `tiphys.kube.identify_cluster`; None if unknown.
-        kube_api: API server of that cluster, with the right to get Workflows, to verify answers; None: no check.
+    ``cluster`` is named by `tiphys.kube.identify_cluster`; None if unknown. ``kube_api`` is the API server of that
+    cluster, with the right to get Workflows, to verify answers; None: no check.
     """
 
     def __init__(self, server: ArgoServer, cluster: str | None = None, kube_api: KubeApi | None = None) -> None:

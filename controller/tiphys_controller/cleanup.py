@@ -68,10 +68,6 @@ def find_garbage(store: Store, now: datetime) -> Iterator[CleanupFinding]:
     The age of an upload is measured by the clock of the store, that of an alert
     by the clock of the controller that handled it.
 
-    Args:
-        store: The store.
-        now: The current time.
-
     Raises:
         StoreError: storage is out of reach.
         IntegrityError: the record of an alert is damaged.
@@ -154,11 +150,7 @@ def find_orphaned_lease(
 ) -> CleanupFinding | None:
     """Report a lease whose attempt is over; None for a lease that may be in use.
 
-    Args:
-        lease: The lease.
-        store: Store of its namespace.
-        is_workflow_running: Whether its Workflow exists and has not finished.
-        now: The current time.
+    ``store`` is that of its namespace. ``is_workflow_running``: its Workflow exists and has not finished.
 
     Raises:
         StoreError: storage is out of reach.
@@ -203,11 +195,7 @@ def find_stalled_runs(
 
     Reads the runs with an open submission, and no others. Markers of submissions that are over are findings, too.
 
-    Args:
-        store: Store of the runs.
-        presence: View of the cluster's Workflows.
-        now: The current time.
-        is_stopped: Checked before each run; True ends the search.
+    ``is_stopped`` is checked before each run; True ends the search.
 
     Raises:
         StoreError: storage is out of reach.

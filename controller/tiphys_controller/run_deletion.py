@@ -87,12 +87,8 @@ def plan_deletions(
 
     Costs a listing of all objects of ``runs``, and the records of forks and of shared results of all runs.
 
-    Args:
-        store: The store of the runs.
-        submitter: Cluster to search for their Workflows.
-        runs: Names of the runs.
-        force: Delete runs whose last submission may still run where ``submitter`` does not show it.
-        progress: Called with a sentence about each part of the work.
+    ``force`` deletes runs whose last submission may still run where ``submitter`` does not show it. ``progress`` is
+    called with a sentence about each part of the work.
 
     Raises:
         NotFoundError: the store has no such run.

@@ -26,9 +26,7 @@ _CLOCK_SKEW = timedelta(hours=1)
 def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list[RunSummary]:
     """Summaries of all runs, sorted by name. A run that cannot be read is listed with the reason.
 
-    Args:
-        store: The store.
-        submitter: Cluster to search for the Workflows of running submissions; None: storage alone.
+    ``submitter`` is the cluster to search for the Workflows of running submissions; None: storage alone.
     """
     return _summarize_runs(store, submitter, list_runs(store))
 
@@ -123,11 +121,7 @@ def search_runs(
     With a limit or a time, the runs are read that have not ended (of very many the newest), and then the others from
     the newest creation or end on, until enough are found. So the cost does not grow with the number of runs.
 
-    Args:
-        store: The store.
-        wanted: Which runs are wanted.
-        submitter: As in `list_run_summaries`.
-        limit: How many runs that have ended are enough; None for all.
+    ``submitter`` is as in `list_run_summaries`. ``limit`` is how many runs that have ended are enough; None for all.
     """
     if limit is None and wanted.since is None:
         summaries = list_run_summaries(store, submitter)

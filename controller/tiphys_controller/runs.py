@@ -196,11 +196,8 @@ def describe_run(
 ) -> RunDetail:
     """Everything about one run, by its records.
 
-    Args:
-        history: The run.
-        submitter: Cluster to search for the Workflow of a running submission; None: storage alone.
-        step: Name of the only step or item to describe; empty for all.
-        window: Attempts that are described, as in `select_attempts`.
+    ``submitter`` is the cluster to search for the Workflow of a running submission, None: storage alone. ``step`` names
+    the only step or item to describe, and ``window`` the attempts, as in `select_attempts`.
 
     Raises:
         NotFoundError: there is no such run, step or item.

@@ -57,9 +57,7 @@ class AlertHandler:
     def handle_pending(self, namespace: str, pending: Mapping[str, Collection[str]]) -> int:
         """Perform the next action for some alerts of a tenant; returns how many of them must wait.
 
-        Args:
-            namespace: The tenant.
-            pending: Kinds of the stored records by the id of the alert, of alerts that fired and have no result.
+        ``pending`` has the kinds of the stored records by the id of the alert, of alerts that fired and have no result.
 
         Raises:
             StoreError: storage or API server is out of reach; the next call handles the remaining alerts.

@@ -99,9 +99,7 @@ class DeliveryReceipt(NamedTuple):
 class AlertInbox:
     """Stores alerts below ``alerts/`` of their tenant. Thread-safe.
 
-    Args:
-        stores: Returns the store of a namespace.
-        namespaces: Namespaces that are served; None for all.
+    ``namespaces`` are those that are served; None for all.
     """
 
     def __init__(self, stores: Callable[[str], Store], namespaces: tuple[str, ...] | None) -> None:

@@ -178,11 +178,8 @@ class AutoResumeReconciler:
     ) -> ReconcileResult:
         """Decide about a run, and resume it if a resume is due.
 
-        Args:
-            key: The run.
-            shutdowns: ``spec.shutdown`` of the run's Workflows that have one, by uid.
-            alert: Id of the alert that requests the resume; empty without one.
-            observation: The run as the caller has just read it under `lock_run`; None: read it.
+        ``shutdowns`` has ``spec.shutdown`` of the run's Workflows by uid, and ``alert`` is the id of the alert that
+        requests the resume. ``observation`` is the run as the caller has just read it under `lock_run`; None: read it.
 
         Raises:
             StoreError: storage or API server is out of reach; no decision was made.
@@ -205,10 +202,8 @@ class AutoResumeReconciler:
         All brakes of an automatic resume hold. The Workflow was stopped only if the decision is
         `AutoResumeAction.RESUME` and the mode is `AutomationMode.ON`.
 
-        Args:
-            key: The run.
-            alert: Id of the alert that requests the restart.
-            observation: The run as `observe` has just returned it under `lock_run`.
+        ``alert`` is the id of the alert that requests it, ``observation`` the run as `observe` has just returned it
+        under `lock_run`.
 
         Raises:
             StoreError: storage or API server is out of reach.

@@ -24,9 +24,7 @@ _MAX_RETRIES_AFTER_BREAKER = 3
 def count_fruitless_resumes(current_advance: RunProgress, resumes: Sequence[AutoResumeRecord]) -> int:
     """Count automatic resumes in a row that made no progress.
 
-    Args:
-        current_advance: Progress of the run now.
-        resumes: Records of its automatic resumes, the newest first, back to the last manual submission.
+    ``resumes`` are the records of its automatic resumes, the newest first, back to the last manual submission.
     """
     count, later = 0, current_advance
     for resume in resumes:
@@ -82,11 +80,8 @@ def decide_auto_resume(
 ) -> AutoResumeDecision:
     """Decide about one run.
 
-    Args:
-        observation: The run.
-        waited_seconds: Time for which the run has been observed in this status, with the same last submission.
-        limits: Limits of the cluster.
-        requested_by_alert: An alert requests the resume, so the pipeline need not have a policy; all brakes hold.
+    The run has been observed in this status, with the same last submission, for ``waited_seconds``. With
+    ``requested_by_alert`` the pipeline need not have a policy; all brakes hold.
     """
     if (settled := _decide_settled(observation)) is not None:
         return settled

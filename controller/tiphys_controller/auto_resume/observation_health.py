@@ -116,11 +116,7 @@ class ObservationHealthTracker:
 class TokenBucket:
     """Rate limiter: holds at most ``burst`` tokens and gains ``per_second``. Thread-safe.
 
-    Args:
-        per_second: Tokens gained per second.
-        burst: Largest number of tokens held.
-        monotonic: Monotonic clock in seconds.
-        starts_full: Whether the bucket starts full; otherwise with one token, so that restarts gain no burst.
+    It starts full with ``starts_full``; otherwise with one token, so that restarts gain no burst.
     """
 
     def __init__(

@@ -41,13 +41,8 @@ def observe_run(
 ) -> RunObservation:
     """Observe one run.
 
-    Args:
-        store: Store of the run.
-        submitter: The cluster that holds its Workflow.
-        run: Name of the run.
-        policy: Resume policy of its pipeline; None without one.
-        shutdowns: ``spec.shutdown`` of the run's Workflows that have one, by uid.
-        is_thorough: Read failures and progress of a running run, too.
+    ``shutdowns`` has ``spec.shutdown`` of the run's Workflows by uid. ``is_thorough``: read failures and progress of a
+    running run, too.
 
     Raises:
         StoreError: storage or API server is out of reach.

@@ -78,10 +78,7 @@ class RunObservation:
 def determine_submission_status(last: Submission | None, live: LiveWorkflow | None, cluster: str) -> SubmissionStatus:
     """Status of the last submission of a run.
 
-    Args:
-        last: The last submission; None before the first.
-        live: The object that ``cluster`` shows under the name of that submission.
-        cluster: Name of the cluster that was searched.
+    ``live`` is what ``cluster``, which was searched, shows under the name of that submission.
     """
     if last is None:
         return SubmissionStatus.UNSENT

@@ -203,10 +203,7 @@ def create_trigger_worker(
 class Controller:
     """One candidate for leadership. Several may run; one leads.
 
-    Args:
-        dependencies: Its dependencies.
-        lease_seconds: Time without a renewal after which another candidate leads.
-        renew_seconds: Time between two renewals.
+    Another candidate leads after ``lease_seconds`` without a renewal.
     """
 
     def __init__(

@@ -343,10 +343,7 @@ class PlanDecisions:
 def decide_tasks(pipeline: CompiledPipeline, state: RunState, graph: TaskGraph | None = None) -> PlanDecisions:
     """Decide every task of the entry DAG.
 
-    Args:
-        pipeline: The compiled Workflow.
-        state: The run as read from storage.
-        graph: Graph of ``pipeline``, to save building it twice; None: build it.
+    ``graph`` is that of ``pipeline``; None: build it.
 
     Raises:
         UsageError: the DAG cannot be read.

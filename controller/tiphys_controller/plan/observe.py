@@ -199,10 +199,8 @@ class RunState:
 def load_run_state(history: RunHistory, *, with_outputs: bool = True) -> RunState:
     """Read the state of a run from its listings.
 
-    Args:
-        history: The run.
-        with_outputs: Whether outputs are listed, to compare them with the records. Without, for displays, what the
-            records say counts, and a run may have any number of objects.
+    ``with_outputs``: list outputs, to compare them with the records. Without, for displays, what the records say
+    counts, and a run may have any number of objects.
 
     Raises:
         NotFoundError: there is no such run, or its deletion was begun.

@@ -22,11 +22,7 @@ def resolve_fan_out_items(
 ) -> list[FanOutItem] | None:
     """Items of a fanned-out task, in order; None if they are known only at run time.
 
-    Args:
-        name: Name of the task.
-        body: The task's manifest.
-        parameters: Workflow parameters by name.
-        finished_outputs: Outputs of the finished tasks that it reads.
+    ``finished_outputs`` are those of the finished tasks that it reads.
     """
     source: Manifest = {"name": name, **{field: body[field] for field in FAN_OUT_FIELDS if field in body}}
     bound = bind_references(source, finished_outputs, lambda key: key)
@@ -90,12 +86,8 @@ def measure_fan_out_progress(
 ) -> TaskProgress:
     """Measure a fanned-out task. It is done only if all of its items are known and done.
 
-    Args:
-        task: The task.
-        step_state_of: Returns the state of a step id.
-        started: Step ids of items that have attempts, for a fan-out whose items are not known.
-        parameters: Workflow parameters by name.
-        finished_outputs: Outputs of the finished tasks that it reads.
+    ``started`` are step ids of items that have attempts, for a fan-out whose items are not known, and
+    ``finished_outputs`` those of the finished tasks that it reads.
     """
     resolved = resolve_fan_out_items(task.name, task.body, parameters, finished_outputs)
     if resolved is None:

@@ -94,10 +94,7 @@ class StepState:
 def determine_step_state(step: str, listing: StepListing | None, ends: Mapping[AttemptId, AttemptEnd]) -> StepState:
     """Determine the state of a step from its last attempt.
 
-    Args:
-        step: Step id.
-        listing: Listing of the step; None if nothing is listed.
-        ends: End records read so far.
+    ``listing`` is None if nothing of the step is listed; ``ends`` are the end records read so far.
     """
     if listing is None or not listing.attempts:
         return StepState(StepStatus.NEVER_STARTED, "never started")

@@ -45,13 +45,8 @@ class _Candidate(NamedTuple):
 class TakeoverSearch:
     """Looks for results that the steps of one run may take over.
 
-    Args:
-        store: Store of the run.
-        pipeline: The Workflow of the next submission.
-        graph: Its tasks.
-        ancestors: The runs that it was forked from, the nearest first.
-        rerun_since: First submission whose results count, by step.
-        excluded: Steps and items that were asked to run again.
+    ``ancestors`` are the runs that it was forked from, the nearest first; ``rerun_since`` is the first submission whose
+    results count, by step; ``excluded`` steps and items were asked to run again.
     """
 
     def __init__(

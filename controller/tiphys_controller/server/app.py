@@ -20,10 +20,7 @@ def create_controller_app(
 ) -> Starlette:
     """Create the application.
 
-    Args:
-        check_ready: Raises a `TiphysError` if the controller is not ready.
-        render_metrics: Returns the metrics in the Prometheus text format.
-        api_routes: Routes of the API, behind access control.
+    ``check_ready`` raises a `TiphysError` if the controller is not ready. ``api_routes`` are behind access control.
     """
 
     async def healthz(_: Request) -> Response:

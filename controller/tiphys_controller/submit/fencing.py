@@ -29,10 +29,8 @@ class WorkflowEnd(NamedTuple):
 def find_workflow_end(last: Submission | None, live: LiveWorkflow | None, *, force: bool) -> WorkflowEnd | None:
     """The end of the Workflow of a submission; None if it runs, or may run where it is not visible.
 
-    Args:
-        last: The submission.
-        live: Its Workflow in the cluster of the resume; None if there is none.
-        force: Whether the Workflow may run although it is not visible.
+    ``live`` is its Workflow in the cluster of the resume; None if there is none. ``force``: it may run although it is
+    not visible.
     """
     if last is not None and last.end is not None:
         return WorkflowEnd(last.end.written_at, is_shutdown_message(last.end.message))
@@ -48,11 +46,7 @@ def fence_attempts(
 
     Their programs ended with the Workflow: no later than its end, no earlier than their newest checkpoints.
 
-    Args:
-        store: Store of the run.
-        run: Name of the run.
-        attempts: The attempts.
-        workflow_end: End of their Workflow; None if it may still run.
+    ``workflow_end`` is None if their Workflow may still run.
 
     Raises:
         ObjectMissingError: a claim is gone since it was listed. The attempt may still run, and nothing would fence it.

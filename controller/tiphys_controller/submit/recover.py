@@ -79,11 +79,7 @@ def recover_runs(store: Store, submitter: Submitter, lost: Sequence[LostRun], jo
 
     Called again, it goes on where it was: a run that was sent to the new cluster is no longer lost.
 
-    Args:
-        store: The store of the runs.
-        submitter: The cluster that gets their Workflows.
-        lost: The runs, of a cluster that runs nothing any more.
-        jobs: How many to resume at once. Those that were not begun are left when the iteration ends.
+    At most ``jobs`` are resumed at once. Those that were not begun are left when the iteration ends.
     """
 
     def recover(run: LostRun) -> RecoveredRun:

@@ -181,12 +181,7 @@ def plan_run(
 ) -> PlanReport:
     """Plan a run and write nothing; the plan says whether `resume_run` will refuse it.
 
-    Args:
-        store: Store of the run.
-        run: Name of the run.
-        rerun: Steps to run again although they are done.
-        change: A changed Workflow; None: that of the last submission.
-        force: Whether the resume may pass over damaged end records.
+    ``rerun`` and ``change`` are as in `resume_run`. ``force``: the resume may pass over damaged end records.
 
     Raises:
         NotFoundError: there is no such run.

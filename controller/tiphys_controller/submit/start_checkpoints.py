@@ -85,8 +85,7 @@ def find_finished_trainings(report: PlanReport) -> dict[str, int]:
 
     They go on from their end, so they train nothing unless the change gives them more steps.
 
-    Args:
-        report: A plan with `add_start_checkpoints`.
+    ``report`` is a plan with `add_start_checkpoints`.
     """
     starts = [(step.name, step.starts_from) for step in report.steps]
     starts += [(item.name, item.starts_from) for step in report.steps for item in step.items]

@@ -84,10 +84,7 @@ class ClusterSubmitter(Submitter, Protocol):
     ) -> Iterator[dict[str, Any]]:
         """Yield the Workflow now and at each change, until it has finished or ``stop`` is set.
 
-        Args:
-            workflow: The Workflow.
-            stop: Ends the watch at the next change.
-            on_error: Called when the server is out of reach; the watch continues once it is back.
+        ``on_error`` is called when the server is out of reach; the watch continues once it is back.
 
         Raises:
             NotFoundError: the Workflow was deleted, or another one has its name.

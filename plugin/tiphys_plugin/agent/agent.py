@@ -35,14 +35,8 @@ def _check_readable(document: Object) -> Object:
 class SharedAgent:
     """Answers the task sets of its namespaces while this process is the leader.
 
-    Args:
-        api: The API server.
-        execute: Answers the request of a namespace.
-        namespaces: The namespaces to watch; ``[None]`` for all of the cluster with one watch.
-        is_leading: Whether this process may write now; called right before each write.
-        metrics: The metrics that the agent updates.
-        settings: Numbers of threads, timeouts and intervals.
-        monotonic: Seconds on a clock that never jumps.
+    ``namespaces`` are those to watch; ``[None]``: all of the cluster, with one watch. ``is_leading`` tells whether this
+    process may write now, and is called right before each write.
     """
 
     def __init__(

@@ -44,11 +44,7 @@ _MAX_SUMMARIES = 1024
 class KubernetesCluster:
     """A `Cluster` behind an API server.
 
-    Args:
-        api: The API server.
-        namespaces: The namespaces that the plugin serves; None for all.
-        name: Identity of the cluster, see `tiphys.kube.identify_cluster`.
-        monotonic: Seconds on a clock that never jumps.
+    ``namespaces`` are those that the plugin serves, None for all. ``name`` is by `tiphys.kube.identify_cluster`.
     """
 
     def __init__(

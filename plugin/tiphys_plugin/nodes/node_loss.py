@@ -79,10 +79,7 @@ def observe_leases(before: NodeLeases, renewals: Mapping[str, str], now: float) 
     A node counts in the census once it was seen to renew, and no more once it is lost: neither nodes that were
     switched off long ago nor those that were lost one by one make the others look like an outage.
 
-    Args:
-        before: The Leases as observed before.
-        renewals: Whatever changes with each renewal, by node.
-        now: Monotonic time at which the list was requested.
+    ``renewals`` has for each node whatever changes with a renewal; the list was requested at ``now``, a monotonic time.
     """
     known = before.silences
     after = {

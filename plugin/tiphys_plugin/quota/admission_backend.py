@@ -38,12 +38,7 @@ class AdmissionBackend(Protocol):
         count only if the quota has room for the whole lease. A lease is never recorded in a queue that the namespace
         may not use.
 
-        Args:
-            lease: Id of the lease.
-            request: What the lease was granted for.
-            gpu_type: The type that was chosen for a request without one.
-            nodes: The node of each member.
-            running_members: Members whose pods run.
+        ``gpu_type`` is the type that was chosen for a request without one, ``nodes`` the node of each member.
         """
 
     def withdraw(self, uid: str) -> None:

@@ -144,10 +144,7 @@ class TenantsCollector(Collector):
 class LedgerCollector(Collector):
     """Held GPUs and waiting requests by queue, read from the ledger at each scrape.
 
-    Args:
-        snapshot: Reads the ledger.
-        measures_room: Whether the ledger is an object of limited size, whose room namespaces share.
-        clock: Now.
+    ``measures_room``: the ledger is an object of limited size, whose room namespaces share.
     """
 
     def __init__(

@@ -25,9 +25,7 @@ class Authenticator(Protocol):
     async def authenticate(self, token: str, client: str) -> Caller:
         """Identify the caller with this token, before anything else is read of its request.
 
-        Args:
-            token: The bearer token; empty for none.
-            client: Address of the caller.
+        ``token`` is empty for a call without one, and ``client`` is the address of the caller.
 
         Raises:
             UnauthenticatedError: the token is of no caller that is allowed.

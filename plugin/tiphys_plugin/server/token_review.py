@@ -44,12 +44,7 @@ _log = structlog.get_logger()
 class TokenReviewAuthenticator:
     """An `Authenticator` that verifies tokens with the API server. It belongs to one event loop.
 
-    Args:
-        api: The API server.
-        serves: Whether a namespace is served.
-        registry: Registry of the metric that counts reviews.
-        audience: Audience for which a token must have been issued; empty for that of the API server.
-        monotonic: Seconds on a clock that never jumps.
+    ``audience`` is that for which a token must have been issued; empty for that of the API server.
     """
 
     def __init__(

@@ -66,9 +66,7 @@ class ServiceClient:
     def forward(self, body: bytes, document: dict[str, Any]) -> SidecarReply:
         """Forward a call to the service, and return its reply, or one that waits.
 
-        Args:
-            body: The call.
-            document: The same, parsed.
+        ``document`` is ``body``, parsed.
         """
         reply = self._call(body)
         if reply.status == 200:

@@ -34,12 +34,7 @@ class _Outage(NamedTuple):
 
 
 class OutageClock:
-    """When the outage of each step began. Thread-safe.
-
-    Args:
-        limit_seconds: How long a step waits.
-        monotonic: Seconds on a clock that never jumps.
-    """
+    """When the outage of each step began. Thread-safe."""
 
     def __init__(
         self, limit_seconds: float = OUTAGE_LIMIT_SECONDS, monotonic: Callable[[], float] = time.monotonic

@@ -31,12 +31,7 @@ def describe_workflow(
 ) -> dict[str, str]:
     """``title`` and ``description`` of a Workflow.
 
-    Args:
-        workflow: The Workflow.
-        submission_ref: Its run and submission.
-        log: What was read of the run.
-        resume_command: The command that resumes the run.
-        trainings: Newest reports of its running trainings, by step.
+    ``trainings`` are the newest reports of its running trainings, by step.
     """
     number = f" (submission {submission_ref.submission})" if submission_ref.submission > 1 else ""
     parts = [

@@ -159,13 +159,7 @@ def read_triggers(templates: Sequence[Manifest], sources: ObjectSources) -> Trig
 
 
 class TriggerCatalog:
-    """The triggers of the served namespaces, read from the API server and kept for some seconds. Thread-safe.
-
-    Args:
-        list_templates: Lists the WorkflowTemplates with the label of a trigger.
-        sources: What triggers may look at.
-        monotonic: Monotonic clock in seconds.
-    """
+    """The triggers of the served namespaces, read from the API server and kept for some seconds. Thread-safe."""
 
     def __init__(
         self,

@@ -72,13 +72,7 @@ def start_triggered_run(
 ) -> TriggeredRun:
     """Start or resume the run of an object, or complete what an earlier call began.
 
-    Args:
-        store: Store of the namespace.
-        submitter: Cluster that gets the Workflow.
-        trigger: The trigger, which wants the object.
-        pipeline: What `build_triggered_pipeline` returned for trigger and object; None resumes the trigger's run.
-        version: The object.
-        source: How it became known.
+    ``pipeline`` is what `build_triggered_pipeline` returned for trigger and object; None resumes the trigger's run.
 
     Raises:
         UsageError: the key of the object is not valid.
@@ -111,13 +105,7 @@ def start_triggered_run(
 def build_triggered_pipeline(trigger: Trigger, template: Manifest, version: ObjectVersion) -> CompiledPipeline | None:
     """The Workflow that a WorkflowTemplate stands for, with the fields of an object as parameters.
 
-    Args:
-        trigger: The trigger, which wants the object.
-        template: Its WorkflowTemplate as it is now.
-        version: The object.
-
-    Returns:
-        None if the trigger resumes a run.
+    ``template`` is the WorkflowTemplate of the trigger as it is now. Returns None if the trigger resumes a run.
 
     Raises:
         UsageError: the template is not compiled, or declares no such parameter.

@@ -183,10 +183,8 @@ def build_workload(request: LeaseRequest, spot_flavors: Sequence[Object] = (), *
 
     An elastic gang asks for all the members that it can use, and accepts fewer (Kueue, "Partial Admission").
 
-    Args:
-        request: The request.
-        spot_flavors: The ResourceFlavors of spot nodes, for a request that may use them.
-        is_running: Whether an elastic gang has its members already.
+    ``spot_flavors`` are the ResourceFlavors of spot nodes, for a request that may use them. ``is_running``: an elastic
+    gang has its members already.
     """
     pod_spec = {**_pod_spec(request), **_spot_fields(request, spot_flavors)}
     pod_set: Object = {"name": POD_SET, "count": request.members, "template": {"spec": pod_spec}}

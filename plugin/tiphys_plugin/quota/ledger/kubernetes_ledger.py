@@ -47,10 +47,6 @@ class WriteBackoff:
 
     It is at most as long as the last round of reading, deciding and writing took, and as many such rounds longer as
     others have written since the write before.
-
-    Args:
-        pause: Sleeps for a number of seconds.
-        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, pause: Callable[[float], object], clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,10 +86,8 @@ class QueuedWrite(Generic[_Answer]):
 class WriteBatcher:
     """Combines the writes of concurrent threads.
 
-    Args:
-        apply: Stores a batch of writes, and returns their answers in order. It may add to the batch by `add_waiting`.
-        wait_seconds: Longest time that a call waits for the batch before it.
-        ledger_name: Name of the ledger in errors.
+    ``apply`` stores a batch of writes, and returns their answers in order; it may add to the batch by `add_waiting`. A
+    call waits for the batch before it for at most ``wait_seconds``.
     """
 
     def __init__(
@@ -177,17 +171,8 @@ class KubernetesLedger(BaseLedger):
     ``forget_after``. Another service may therefore ignore a pending request
     after two thirds of ``forget_after``.
 
-    Args:
-        api: The API server.
-        namespace: Namespace of the object.
-        name: Name of the object.
-        clock: Time of day.
-        check_every: Shortest time between two checks of one lease.
-        forget_after: Age at which pending requests no longer delay others.
-        pause: Sleeps between two tries.
-        rules: Maps the declared queues and the leases to the queues under which the scheduler decides; the leases are
-            None while they are being recovered.
-        run_in_background: Runs a function that takes seconds; None: in a thread of its own.
+    ``rules`` maps the declared queues and the leases to the queues under which the scheduler decides; the leases are
+    None while they are being recovered. ``run_in_background`` runs what takes seconds; None: in a thread of its own.
 
     Raises:
         StoreError: the API server does not answer, or the object must not be trusted.

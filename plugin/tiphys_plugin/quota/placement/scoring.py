@@ -193,11 +193,8 @@ def build_placement_policy(
 ) -> PlacementPolicy:
     """The policy of a queue file.
 
-    Args:
-        name: Name of the policy.
-        typical_gpus: Frequency of requests for a number of GPUs, or for `TypicalGpus`.
-        stock: Existing GPUs by kind.
-        kinds_of: The GPU kinds of a type.
+    ``typical_gpus`` has the frequency of requests for a number of GPUs, or for `TypicalGpus`; ``stock`` the existing
+    GPUs by kind; ``kinds_of`` returns the GPU kinds of a type.
     """
     typical: defaultdict[PodRequest, float] = defaultdict(float)
     for gpus, weight in typical_gpus.items():

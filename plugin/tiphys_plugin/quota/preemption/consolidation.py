@@ -28,10 +28,8 @@ def vacate_nodes(
 
     Each is on one node; if no node is enough, there is at most one set, of several nodes.
 
-    Args:
-        leases: Leases that may end or move.
-        fits_without: Whether the request fits without these leases.
-        has_room_on: Whether a node has room for one member of the request without these leases.
+    ``fits_without`` tells whether the request fits without some leases, ``has_room_on`` whether a node then has room
+    for one member of it.
     """
     by_node: defaultdict[str, list[Lease]] = defaultdict(list)
     for lease in leases:

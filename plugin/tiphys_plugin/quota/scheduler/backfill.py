@@ -130,15 +130,8 @@ class Reservation:
     Most reservations of a cycle affect no request that fits, so the expected start is computed when it is first asked
     for. It is that as of the reservation: ``find_start`` gets the starts of the cycle before it.
 
-    Args:
-        pending: The request.
-        queue: Its queue.
-        missing_limits: The limits that it lacks.
-        scope: The leases that can affect it.
-        starts: The starts of the cycle, to which the cycle appends.
-        find_start: Computes the expected start.
-        is_promised: Whether the request is promised GPUs of victims; then other promised requests may also count on
-            them.
+    ``scope`` are the leases that can affect it, and ``starts`` those of the cycle, to which the cycle appends. With
+    ``is_promised`` the request is promised GPUs of victims; then other promised requests may also count on them.
     """
 
     def __init__(
@@ -180,12 +173,8 @@ class Reservation:
     ) -> bool:
         """Whether a lease from now to ``end`` would delay the expected start of the reserved request.
 
-        Args:
-            request: The request of the lease.
-            held_gpus: The GPUs of the lease.
-            consumed_limits: The limits that the lease would use up.
-            end: Declared end of the lease; None: unknown.
-            is_promised: Whether the request of the lease is promised GPUs of victims, too.
+        The lease holds ``held_gpus``, and uses up ``consumed_limits``; ``end`` None: its end is unknown.
+        ``is_promised``: its request is promised GPUs of victims, too.
         """
         expected_start, capacity_at_start, _, _ = self.start
         if expected_start is None or capacity_at_start is None:

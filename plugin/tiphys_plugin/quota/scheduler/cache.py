@@ -43,10 +43,8 @@ _KEPT_CYCLES = 4
 class SchedulerCache:
     """Indexes, sums, sorted queues and cycles of the newest states of one ledger.
 
-    Args:
-        lock: A reentrant lock, held for whole cycles, because a cycle shares the objects of the one before; None: only
-            one thread uses the cache.
-        forget_after: Age at which pending requests no longer delay others.
+    ``lock`` is reentrant and held for whole cycles, because a cycle shares the objects of the one before; None: only
+    one thread uses the cache. Pending requests that were not repeated for ``forget_after`` no longer delay others.
     """
 
     def __init__(

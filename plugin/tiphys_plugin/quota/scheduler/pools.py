@@ -122,11 +122,7 @@ def find_pool_of_request(rules: QueueRules, request: LeaseRequest, chosen_kind: 
 def find_pool(rules: QueueRules, queue_name: str, gpu_type: str | None, chosen_kind: str | None = None) -> str:
     """Pool of a queue in which a lease counts.
 
-    Args:
-        rules: The present queues.
-        queue_name: Queue of the lease.
-        gpu_type: Requested GPU type; None: any.
-        chosen_kind: Granted GPU kind, if known.
+    ``gpu_type`` is the requested type, None for any; ``chosen_kind`` the granted GPU kind, if known.
     """
     queue = rules.find(queue_name) if isinstance(rules, Queues) else None
     if isinstance(rules, Queues) and queue is not None and rules.flavors:

@@ -85,12 +85,8 @@ def replay_jobs(
 ) -> ReplayResult:
     """Replay a trace.
 
-    Args:
-        queues: Queues and inventory.
-        jobs: Jobs, each of which names a queue.
-        policy: Scheduling policy.
-        advance: Progress callback, called with the number of jobs that were started or rejected since the last call.
-        costs: Costs of preemption; None: no preemption, whatever the queues say.
+    Each job names a queue. ``advance`` is called with the number of jobs that were started or rejected since the last
+    call. ``costs`` None: no preemption, whatever the queues say.
     """
     simulation = _Simulation(queues, policy, advance, costs)
     arrivals = deque(enumerate(sorted(jobs, key=lambda job: job.submit_seconds), 1))
