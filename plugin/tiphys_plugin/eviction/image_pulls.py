@@ -6,6 +6,7 @@ pod looks like a preempted one.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import structlog
@@ -25,38 +26,29 @@ from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.runtime.background import PeriodicTask
 from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_SECONDS
 
-_EVERY_SECONDS = 15.0
 _AttemptKey = tuple[str, str, str, str]
 """Namespace, uid of the Workflow, attempt and hash of the instance; pods of other namespaces can have any labels."""
 _log = structlog.get_logger()
 
 
+@dataclass
 class ImagePullSweep(PeriodicTask):
-    """Looks at the pods of attempts with GPUs every ``every_seconds`` between ``__enter__`` and ``__exit__``.
+    """Looks at the pods of attempts with GPUs.
 
     An image name that is not valid ends its attempt at once; an image that cannot be pulled does so when it has been
     seen failing for ``timeout_seconds``.
     """
 
-    def __init__(
-        self,
-        ledger: AdmissionBackend,
-        cluster: Cluster,
-        stores: NamespaceStores,
-        *,
-        timeout_seconds: float = IMAGE_PULL_TIMEOUT_SECONDS,
-        every_seconds: float = _EVERY_SECONDS,
-        clock: Callable[[], datetime] = utc_now,
-    ) -> None:
-        super().__init__("image_pulls", every_seconds)
-        self._ledger = ledger
-        self._cluster = cluster
-        self._stores = stores
-        self._timeout_seconds = timeout_seconds
-        self._clock = clock
-        self._failing_since: dict[str, datetime] = {}
-        self._messages: dict[str, str] = {}
-        """The last answer of the registry, by uid of the pod; the back-off between two tries may not name it."""
+    name = "image_pulls"
+    ledger: AdmissionBackend
+    cluster: Cluster
+    stores: NamespaceStores
+    timeout_seconds: float = IMAGE_PULL_TIMEOUT_SECONDS
+    every_seconds: float = 15.0
+    clock: Callable[[], datetime] = utc_now
+    _failing_since: dict[str, datetime] = field(default_factory=dict)
+    _messages: dict[str, str] = field(default_factory=dict)
+    """The last answer of the registry, by uid of the pod; the back-off between two tries may not name it."""
 
     def run_once(self) -> None:
         """Run one round; lists no pods while no lease is held.
@@ -64,8 +56,8 @@ class ImagePullSweep(PeriodicTask):
         Raises:
             StoreError: ledger or cluster did not answer.
         """
-        leases = [lease for lease in self._ledger.snapshot().leases if self._stores.serves(lease.request.namespace)]
-        pending = self._cluster.attempt_pods(pending_only=True) if leases else []
+        leases = [lease for lease in self.ledger.snapshot().leases if self.stores.serves(lease.request.namespace)]
+        pending = self.cluster.attempt_pods(pending_only=True) if leases else []
         failing = [pod for pod in pending if _cannot_pull(pod)]
         self._note_failures(failing)
         failing_by_attempt = defaultdict[_AttemptKey, list[PodStatus]](list)
@@ -78,7 +70,7 @@ class ImagePullSweep(PeriodicTask):
                 self._end_attempt(lease, overdue, own)
 
     def _note_failures(self, failing: list[PodStatus]) -> None:
-        now = self._clock()
+        now = self.clock()
         self._failing_since = {pod.uid: self._failing_since.get(pod.uid, now) for pod in failing}
         self._messages = {
             pod.uid: pod.message if pod.reason != "ImagePullBackOff" else self._messages.get(pod.uid, pod.message)
@@ -86,25 +78,25 @@ class ImagePullSweep(PeriodicTask):
         }
 
     def _is_over(self, pod: PodStatus) -> bool:
-        failing_seconds = (self._clock() - self._failing_since[pod.uid]).total_seconds()
-        return pod.reason in IMAGE_NAME_REASONS or failing_seconds >= self._timeout_seconds
+        failing_seconds = (self.clock() - self._failing_since[pod.uid]).total_seconds()
+        return pod.reason in IMAGE_NAME_REASONS or failing_seconds >= self.timeout_seconds
 
     def _end_attempt(self, lease: Lease, overdue: PodStatus, failing: Sequence[PodStatus]) -> None:
         """End the attempt of ``lease``; an elastic gang that can continue without ``failing`` loses only them."""
         request = lease.request
         try:
-            pods_to_end = list_unfinished_pods(self._cluster, lease)
+            pods_to_end = list_unfinished_pods(self.cluster, lease)
             if can_lose_members(request.min_members, pods_to_end, failing):
                 pods_to_end = list(failing)
             else:
-                store = self._stores.store(request.namespace)
+                store = self.stores.store(request.namespace)
                 if not self._record_end(store, lease, overdue):
                     return
-                gang = find_gang(store, self._cluster, request) if GANG_LABEL in overdue.labels else None
+                gang = find_gang(store, self.cluster, request) if GANG_LABEL in overdue.labels else None
                 if gang is not None:
-                    self._cluster.delete_gang(gang)
+                    self.cluster.delete_gang(gang)
             for pod in pods_to_end:
-                self._cluster.delete_pod(pod)
+                self.cluster.delete_pod(pod)
             _log.warning("image.not_pulled", **request.log_fields, pods=len(pods_to_end), reason=overdue.reason)
         except TiphysError as error:
             _log.error("image.attempt_not_ended", **request.log_fields, error=str(error))

@@ -8,6 +8,7 @@ service that died between mark and eviction.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
@@ -33,32 +34,23 @@ from tiphys_plugin.runtime.settings import PluginSettings
 
 _MAX_FAILED_REQUESTS = 4
 """A round skips the rest of a queue after this many pending requests without victims."""
-_SHUTDOWN_WAIT_SECONDS = 20.0
-"""Longest wait of a stopping service for the end of a round; the API server may hang."""
 _log = structlog.get_logger()
 
 
+@dataclass
 class PreemptionLoop(PeriodicTask):
-    """Runs a round every ``every_seconds`` between ``__enter__`` and ``__exit__``.
+    """Without a queue that preempts, a round only resizes elastic gangs and evicts marked leases."""
 
-    Without a queue that preempts, a round only resizes elastic gangs and evicts marked leases.
-    """
+    name = "preemption"
+    join_timeout_seconds = 20.0  # the API server may hang
+    ledger: AdmissionBackend
+    cluster: Cluster
+    stores: NamespaceStores
+    every_seconds: float = PluginSettings.preemption_interval_seconds
+    clock: Callable[[], datetime] = utc_now
 
-    def __init__(
-        self,
-        ledger: AdmissionBackend,
-        cluster: Cluster,
-        stores: NamespaceStores,
-        *,
-        every_seconds: float = PluginSettings.preemption_interval_seconds,
-        clock: Callable[[], datetime] = utc_now,
-    ) -> None:
-        super().__init__("preemption", every_seconds, _SHUTDOWN_WAIT_SECONDS)
-        self._ledger = ledger
-        self._cluster = cluster
-        self._stores = stores
-        self._clock = clock
-        self._estimate_losses = CheckpointLossEstimator(stores, clock)
+    def __post_init__(self) -> None:
+        self._estimate_losses = CheckpointLossEstimator(self.stores, self.clock)
 
     def run_once(self) -> None:
         """Run one round.
@@ -66,8 +58,8 @@ class PreemptionLoop(PeriodicTask):
         Raises:
             StoreError: the ledger did not answer.
         """
-        state = self._ledger.snapshot()
-        resize_elastic_gangs(self._ledger, self._cluster, self._stores, state, self._clock())
+        state = self.ledger.snapshot()
+        resize_elastic_gangs(self.ledger, self.cluster, self.stores, state, self.clock())
         for lease in state.leases:
             if lease.preemption is not None:
                 self._evict(lease)
@@ -77,8 +69,8 @@ class PreemptionLoop(PeriodicTask):
 
     def _preempt_for_queue(self, queue: Queue) -> None:
         """Preempt for the first pending requests of a queue, until `_MAX_FAILED_REQUESTS` of them find no victims."""
-        state, failed_requests = self._ledger.snapshot(), 0
-        now = self._clock()
+        state, failed_requests = self.ledger.snapshot(), 0
+        now = self.clock()
         preemptors = {
             lease.preemption.preemptor
             for lease in state.leases
@@ -91,25 +83,25 @@ class PreemptionLoop(PeriodicTask):
             if preemptor.request.workflow_step in preemptors:
                 continue
             if self._preempt_for(preemptor, state):
-                state = self._ledger.snapshot()
+                state = self.ledger.snapshot()
             else:
                 failed_requests += 1
 
     def _preempt_for(self, preemptor: PendingRequest, state: LedgerState) -> bool:
         """Select, mark and evict victims of a pending request; whether there are any."""
-        now = self._clock()
-        step, cache = preemptor.request.workflow_step, self._ledger.cache
+        now = self.clock()
+        step, cache = preemptor.request.workflow_step, self.ledger.cache
         preemptor_case = find_preemptor(state, step, now, cache)
         if preemptor_case is None:
             return False
-        unreachable = {lease.id for lease in state.leases if not self._stores.serves(lease.request.namespace)}
+        unreachable = {lease.id for lease in state.leases if not self.stores.serves(lease.request.namespace)}
         selection = select_victims(*preemptor_case, self._estimate_losses, now, unreachable, cache)
         if not isinstance(selection, VictimSelection):
             return False
         grace_seconds = {
-            lease.id: longest_grace_seconds(list_unfinished_pods(self._cluster, lease)) for lease in selection.leases
+            lease.id: longest_grace_seconds(list_unfinished_pods(self.cluster, lease)) for lease in selection.leases
         }
-        marked = self._ledger.mark_preempted(step, grace_seconds)
+        marked = self.ledger.mark_preempted(step, grace_seconds)
         failpoint("preemption.after_mark")
         for lease in marked:
             _log_preemption(lease, preemptor, selection)
@@ -120,7 +112,7 @@ class PreemptionLoop(PeriodicTask):
         """Evict the pods of a marked lease. An error is logged and retried in the next round."""
         request = lease.request
         try:
-            if self._stores.serves(request.namespace) and evict_lease(self._cluster, lease):
+            if self.stores.serves(request.namespace) and evict_lease(self.cluster, lease):
                 _log.info("preemption.asked", **request.log_fields)
         except TiphysError as error:
             _log.error("preemption.not_asked", **request.log_fields, error=str(error))

@@ -19,6 +19,7 @@ eviction that the API server refused.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -36,7 +37,6 @@ from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.runtime.background import PeriodicTask
 
-_EVERY_SECONDS = 5.0
 _log = structlog.get_logger()
 
 
@@ -48,27 +48,21 @@ def nodes_to_evacuate(nodes: Sequence[ObservedNode]) -> dict[str, str]:
     return {observed.node.name: observed.verdict.message for observed in (*believed, *departing)}
 
 
+@dataclass
 class NodeEvacuation(PeriodicTask):
-    """Evicts every ``every_seconds`` between ``__enter__`` and ``__exit__``, in the namespaces that are served.
+    """Evicts in the namespaces that are served.
 
     The reason is stored for the message of the attempt's end, at most by one thread per namespace at a time.
     """
 
-    def __init__(
-        self,
-        ledger: AdmissionBackend,
-        cluster: Cluster,
-        stores: NamespaceStores,
-        nodes: ClusterInventory,
-        every_seconds: float = _EVERY_SECONDS,
-    ) -> None:
-        super().__init__("evacuation", every_seconds)
-        self._ledger = ledger
-        self._cluster = cluster
-        self._stores = stores
-        self._nodes = nodes
-        self._writers: dict[str, BackgroundThread | None] = {}
-        """The thread that stores reasons, by namespace; a store that does not answer keeps its thread."""
+    name = "evacuation"
+    ledger: AdmissionBackend
+    cluster: Cluster
+    stores: NamespaceStores
+    nodes: ClusterInventory
+    every_seconds: float = 5.0
+    _writers: dict[str, BackgroundThread | None] = field(default_factory=dict)
+    """The thread that stores reasons, by namespace; a store that does not answer keeps its thread."""
 
     def run_once(self) -> None:
         """Run one round; reads nothing while no node has to be evacuated.
@@ -76,11 +70,11 @@ class NodeEvacuation(PeriodicTask):
         Raises:
             StoreError: the ledger did not answer.
         """
-        evacuated = nodes_to_evacuate(self._nodes.observed_nodes)
+        evacuated = nodes_to_evacuate(self.nodes.observed_nodes)
         records = defaultdict[str, list[EvictionRecord]](list)
-        for lease in self._ledger.snapshot().leases if evacuated else ():
+        for lease in self.ledger.snapshot().leases if evacuated else ():
             nodes = sorted(evacuated.keys() & set(lease.nodes))
-            if nodes and self._stores.serves(lease.request.namespace) and self._evict(lease, nodes):
+            if nodes and self.stores.serves(lease.request.namespace) and self._evict(lease, nodes):
                 records[lease.request.namespace].append(_build_record(lease, {name: evacuated[name] for name in nodes}))
         for namespace, of_namespace in records.items():
             writer = self._writers.get(namespace)
@@ -90,7 +84,7 @@ class NodeEvacuation(PeriodicTask):
     def _evict(self, lease: Lease, nodes: Sequence[str]) -> bool:
         """Delete the pods that must leave ``nodes``; False if the API server did not allow it."""
         try:
-            if evict_from_nodes(self._cluster, lease, nodes):
+            if evict_from_nodes(self.cluster, lease, nodes):
                 _log.info("node.left", **lease.request.log_fields, nodes=nodes)
         except TiphysError as error:
             _log.error("node.not_left", **lease.request.log_fields, error=str(error))
@@ -101,7 +95,7 @@ class NodeEvacuation(PeriodicTask):
         for record in records:
             try:
                 key = RunLayout(record.run).eviction(record.step, record.attempt)
-                claim_record(self._stores.store(namespace), key, record)
+                claim_record(self.stores.store(namespace), key, record)
             except TiphysError as error:
                 _log.warning("node.reason_not_stored", run=record.run, step=record.step, error=str(error))
 

@@ -7,6 +7,8 @@ its pods are gone: until Argo starts finalize, or until another request asks for
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import structlog
 
@@ -17,33 +19,22 @@ from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.runtime.background import PeriodicTask
 
-_EVERY_SECONDS = 5.0
 _FIRST_WORKFLOWS, _OTHER_WORKFLOWS = 8, 8
 """Workflows that a round reads: those that have waited longest delay others, and the rest take turns."""
 _log = structlog.get_logger()
 
 
+@dataclass
 class _WorkflowSweep(PeriodicTask):
-    """Sweeps every ``every_seconds`` between ``__enter__`` and ``__exit__``; a round reads a bounded number of
-    Workflows, each from the API server.
-    """
+    """A round reads a bounded number of Workflows, each from the API server."""
 
-    _task: str
-    _subject: str
+    _subject: ClassVar[str]
     """What is swept, in the log."""
-
-    def __init__(
-        self,
-        ledger: AdmissionBackend,
-        cluster: Cluster,
-        stores: NamespaceStores,
-        every_seconds: float = _EVERY_SECONDS,
-    ) -> None:
-        super().__init__(self._task, every_seconds)
-        self._ledger = ledger
-        self._cluster = cluster
-        self._stores = stores
-        self._turn = 0
+    ledger: AdmissionBackend
+    cluster: Cluster
+    stores: NamespaceStores
+    every_seconds: float = 5.0
+    _turn: int = 0
 
     @contextlib.contextmanager
     def _passing_over_errors(self, request: LeaseRequest) -> Iterator[None]:
@@ -53,7 +44,7 @@ class _WorkflowSweep(PeriodicTask):
             _log.warning(f"{self._subject}.not_examined", namespace=request.namespace, error=str(error))
 
     def _is_stopping(self, request: LeaseRequest) -> bool:
-        return is_workflow_stopping(self._cluster, request.namespace, request.workflow, request.uid)
+        return is_workflow_stopping(self.cluster, request.namespace, request.workflow, request.uid)
 
     def _take_turns(self, requests: list[LeaseRequest]) -> list[LeaseRequest]:
         """The requests whose turn it is in this round, which `_end_turn` ends."""
@@ -67,7 +58,7 @@ class _WorkflowSweep(PeriodicTask):
 class PendingRequestSweep(_WorkflowSweep):
     """Withdraws the pending requests of Workflows that start no more steps."""
 
-    _task, _subject = "pending_sweep", "request"
+    name, _subject = "pending_sweep", "request"
 
     def run_once(self) -> None:
         """Run one round.
@@ -78,15 +69,15 @@ class PendingRequestSweep(_WorkflowSweep):
         for request in self._select_requests():
             with self._passing_over_errors(request):
                 if self._is_stopping(request):
-                    self._ledger.withdraw(request.uid)
+                    self.ledger.withdraw(request.uid)
                     _log.info("request.withdrawn", namespace=request.namespace, workflow=request.workflow)
 
     def _select_requests(self) -> list[LeaseRequest]:
         """One request of each Workflow that this round reads."""
         pending = [
             waiting_request.request
-            for waiting_request in self._ledger.snapshot().pending
-            if self._stores.serves(waiting_request.request.namespace)
+            for waiting_request in self.ledger.snapshot().pending
+            if self.stores.serves(waiting_request.request.namespace)
         ]
         by_workflow = list({request.uid: request for request in pending}.values())
         first, others = by_workflow[:_FIRST_WORKFLOWS], by_workflow[_FIRST_WORKFLOWS:]
@@ -102,7 +93,7 @@ class StoppedLeaseSweep(_WorkflowSweep):
     moment.
     """
 
-    _task, _subject = "stopped_leases", "lease"
+    name, _subject = "stopped_leases", "lease"
 
     _stopping: frozenset[str] = frozenset()
     """Uids of Workflows with leases that an earlier round found stopping."""
@@ -113,7 +104,7 @@ class StoppedLeaseSweep(_WorkflowSweep):
         Raises:
             StoreError: the ledger did not answer.
         """
-        leases = [lease for lease in self._ledger.snapshot().leases if self._stores.serves(lease.request.namespace)]
+        leases = [lease for lease in self.ledger.snapshot().leases if self.stores.serves(lease.request.namespace)]
         requests = {lease.request.uid: lease.request for lease in leases}
         known = [request for uid, request in requests.items() if uid in self._stopping]
         others = [request for uid, request in requests.items() if uid not in self._stopping]
@@ -123,7 +114,7 @@ class StoppedLeaseSweep(_WorkflowSweep):
         due = stopping & self._stopping
         unseen = requests.keys() - {request.uid for request in looked_at}
         self._stopping = stopping | (self._stopping & unseen)
-        dead = self._ledger.release_dead_leases(self._is_gone, [lease for lease in leases if lease.request.uid in due])
+        dead = self.ledger.release_dead_leases(self._is_gone, [lease for lease in leases if lease.request.uid in due])
         for request in (lease.request for lease in dead):
             _log.info("lease.released", namespace=request.namespace, workflow=request.workflow, gpus=request.gpus)
 
@@ -137,5 +128,5 @@ class StoppedLeaseSweep(_WorkflowSweep):
 
     def _is_gone(self, lease: Lease) -> bool:
         with self._passing_over_errors(lease.request):
-            return is_lease_abandoned(self._stores, self._cluster, lease, is_stopped=True)
+            return is_lease_abandoned(self.stores, self.cluster, lease, is_stopped=True)
         return False

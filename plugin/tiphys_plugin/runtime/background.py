@@ -9,8 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import TracebackType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import structlog
 
@@ -25,29 +24,25 @@ class PeriodicTask(ABC):
     """Calls `run_once` every ``every_seconds`` between ``__enter__`` and ``__exit__``.
 
     A failed round is logged, and the next round starts without its state.
-
-    Args:
-        name: Name of the thread, and first part of the event ids of failed rounds in the log.
-        every_seconds: Pause between two rounds, and before the first.
-        join_timeout_seconds: How long ``__exit__`` waits for a round that is in progress.
     """
 
-    def __init__(self, name: str, every_seconds: float, join_timeout_seconds: float = 0.0) -> None:
-        self._name = name
-        self._every_seconds = every_seconds
-        self._join_timeout_seconds = join_timeout_seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"tiphys-{name}", daemon=True)
+    name: ClassVar[str]
+    """Name of the thread, and first part of the event ids of failed rounds in the log."""
+    join_timeout_seconds: ClassVar[float] = 0.0
+    """How long ``__exit__`` waits for a round that is in progress."""
+    starts_at_once: ClassVar[bool] = False
+    every_seconds: float
+    """Pause between two rounds, and before the first unless it `starts_at_once`."""
 
-    def __enter__(self) -> "PeriodicTask":
+    def __enter__(self) -> Self:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"tiphys-{self.name}", daemon=True)
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
-        self._thread.join(self._join_timeout_seconds)
+        self._thread.join(self.join_timeout_seconds)
 
     @abstractmethod
     def run_once(self) -> None:
@@ -58,13 +53,16 @@ class PeriodicTask(ABC):
         """
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every_seconds):
+        pause = 0.0 if self.starts_at_once else self.every_seconds
+        while not self._stop.wait(pause):
+            pause = self.every_seconds
             try:
                 self.run_once()
             except TiphysError as error:
-                _log.warning(f"{self._name}.unreachable", error=str(error))
+                _log.warning(f"{self.name}.unreachable", error=str(error))
             except Exception:  # noqa: BLE001  the worker loop: a bug in one round must not end the task
-                _log.exception(f"{self._name}.crashed")
+                if not self._stop.is_set():
+                    _log.exception(f"{self.name}.crashed")
 
 
 class HashingProgress(NamedTuple):

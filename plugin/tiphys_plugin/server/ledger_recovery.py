@@ -9,6 +9,10 @@ it is recorded. Until then the error of the ledger in the status of the service,
 ledger's log that were deleted or changed, and replaces such a log.
 """
 
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
 import structlog
 
 from tiphys.errors import TiphysError
@@ -17,21 +21,15 @@ from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.background import PeriodicTask
 from tiphys_plugin.server.tenants import Tenants
 
-_EVERY_SECONDS = 5.0
 _log = structlog.get_logger()
 
 
-class LedgerRecovery(PeriodicTask):
-    """Runs a round in ``__enter__``, and looks at the ledger every ``every_seconds`` until ``__exit__``."""
+class LeaseRecovery(PeriodicTask):
+    """Also runs a round in ``__enter__``. A round records the leases of live pods that are lost, by `recover`."""
 
-    def __init__(self, ledger: KubernetesLedger, tenants: Tenants, every_seconds: float = _EVERY_SECONDS) -> None:
-        super().__init__("ledger_recovery", every_seconds)
-        self._ledger = ledger
-        self._tenants = tenants
-        self._is_complete = False
+    tenants: Tenants
 
-    def __enter__(self) -> "PeriodicTask":
-        self._ledger.hold_grants()
+    def __enter__(self) -> Self:
         try:
             self.run_once()
         except TiphysError as error:
@@ -46,23 +44,42 @@ class LedgerRecovery(PeriodicTask):
             StoreError: ledger, cluster or the store of a namespace with live pods failed; the next round goes on.
         """
         try:
-            self._recover()
+            self.recover()
         except TiphysError as error:
-            self._tenants.recovery_error = str(error)
+            self.tenants.recovery_error = str(error)
             raise
-        self._tenants.recovery_error = ""
+        self.tenants.recovery_error = ""
 
-    def _recover(self) -> None:
+    @abstractmethod
+    def recover(self) -> None:
+        """Record the leases that are lost. Raises as `run_once` does."""
+
+
+@dataclass
+class LedgerRecovery(LeaseRecovery):
+    """Looks at the ledger in a `GPULedger` object."""
+
+    name = "ledger_recovery"
+    ledger: KubernetesLedger
+    tenants: Tenants
+    every_seconds: float = 5.0
+    _is_complete: bool = False
+
+    def __enter__(self) -> Self:
+        self.ledger.hold_grants()
+        return super().__enter__()
+
+    def recover(self) -> None:
         try:
-            self._ledger.snapshot()
+            self.ledger.snapshot()
         except LedgerLostError:
             self._is_complete = False
-            self._tenants.forget_recovery()
-            self._ledger.begin_recovery()
+            self.tenants.forget_recovery()
+            self.ledger.begin_recovery()
         if not self._is_complete:
-            self._ledger.build_indexes()
-            self._tenants.recover_leases()
-            self._ledger.end_recovery()
+            self.ledger.build_indexes()
+            self.tenants.recover_leases()
+            self.ledger.end_recovery()
             self._is_complete = True
-            _log.info("ledger.recovered", leases=len(self._ledger.snapshot().leases))
-        self._ledger.replace_damaged_log()
+            _log.info("ledger.recovered", leases=len(self.ledger.snapshot().leases))
+        self.ledger.replace_damaged_log()

@@ -14,6 +14,7 @@ Kubernetes: they have no fence, or nothing to go on from.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -50,7 +51,6 @@ from tiphys_plugin.runtime.background import PeriodicTask
 from tiphys_plugin.runtime.context import StepCall
 from tiphys_plugin.server.tenants import Tenants
 
-_EVERY_SECONDS = 5.0
 _MAX_OBSERVATION_AGE_SECONDS = 15.0
 """What was decided on older observations is not carried out: the process may have been paused in between."""
 _SETTLED_SECONDS, _SETTLED_ROUNDS = 120.0, 12
@@ -72,35 +72,27 @@ class _WatchedTraining(NamedTuple):
     """Whether its node is silent and its program is not."""
 
 
+@dataclass
 class LostNodeSweep(PeriodicTask):
-    """Examines the nodes every ``every_seconds`` between ``__enter__`` and ``__exit__``.
+    """Examines the nodes.
 
     One thread per namespace at a time, because a store that does not answer must not delay the others. Without the
     right to list the Leases of nodes it does nothing, and says so once.
     """
 
-    def __init__(
-        self,
-        api: KubeApi,
-        cluster: KubernetesCluster,
-        tenants: Tenants,
-        inventory: ClusterInventory,
-        *,
-        every_seconds: float = _EVERY_SECONDS,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__("lost_nodes", every_seconds)
-        self._api = api
-        self._cluster = cluster
-        self._tenants = tenants
-        self._inventory = inventory
-        self._monotonic = monotonic
-        self._leases = NodeLeases({})
-        self._is_forbidden = False
-        self._rounds = 0
-        self._trainings: dict[str, dict[_AttemptKey, _WatchedTraining | None]] = {}
-        """Attempts on silent nodes, by namespace; None for one that waits for Kubernetes."""
-        self._workers: dict[str, BackgroundThread | None] = {}
+    name = "lost_nodes"
+    api: KubeApi
+    cluster: KubernetesCluster
+    tenants: Tenants
+    inventory: ClusterInventory
+    every_seconds: float = 5.0
+    monotonic: Callable[[], float] = time.monotonic
+    _leases: NodeLeases = field(default_factory=lambda: NodeLeases({}))
+    _is_forbidden: bool = False
+    _rounds: int = 0
+    _trainings: dict[str, dict[_AttemptKey, _WatchedTraining | None]] = field(default_factory=dict)
+    """Attempts on silent nodes, by namespace; None for one that waits for Kubernetes."""
+    _workers: dict[str, BackgroundThread | None] = field(default_factory=dict)
 
     def run_once(self) -> None:
         """Run one round.
@@ -108,7 +100,7 @@ class LostNodeSweep(PeriodicTask):
         Raises:
             StoreError: the API server did not answer.
         """
-        observed_at = self._monotonic()
+        observed_at = self.monotonic()
         renewals = self._list_renewals()
         if renewals is None:
             return
@@ -116,7 +108,7 @@ class LostNodeSweep(PeriodicTask):
         if self._leases.is_outage and not was_outage:
             _log.warning("nodes.all_silent", nodes=len(renewals), consequence="no node counts as lost")
         lost = self._leases.silent_for(LOST_SECONDS)
-        self._inventory.set_external_evidence("Leases", dict.fromkeys(lost, _EVIDENCE))
+        self.inventory.set_external_evidence("Leases", dict.fromkeys(lost, _EVIDENCE))
         found = self._list_pods(self._leases.silent_for(OVERDUE_SECONDS))
         for namespace in self._trainings.keys() - found.keys():
             del self._trainings[namespace]
@@ -128,8 +120,8 @@ class LostNodeSweep(PeriodicTask):
             for pod in on_silent_nodes:
                 if pod.host in lost and self._is_own_agent(pod) and self._is_recent(observed_at):
                     _log.info("agent_pod.lost", namespace=namespace, pod=pod.name, node=pod.host)
-                    self._cluster.delete_pod(pod, grace_seconds=0)
-        deadline = time.monotonic() + self._every_seconds
+                    self.cluster.delete_pod(pod, grace_seconds=0)
+        deadline = time.monotonic() + self.every_seconds
         for worker in self._workers.values():
             if worker is not None:
                 worker.join(max(0.0, deadline - time.monotonic()))
@@ -137,7 +129,7 @@ class LostNodeSweep(PeriodicTask):
     def _list_renewals(self) -> dict[str, str] | None:
         """What each kubelet wrote last into the Lease of its node; None without the right to read it."""
         try:
-            listed = self._api.list(LEASES, NODE_LEASE_NAMESPACE).items
+            listed = self.api.list(LEASES, NODE_LEASE_NAMESPACE).items
         except ForbiddenError as error:
             if not self._is_forbidden:
                 remedy = "set nodes.detectLoss: true in the values of the chart"
@@ -154,14 +146,14 @@ class LostNodeSweep(PeriodicTask):
         is_full = any(watched) or self._rounds % _SETTLED_ROUNDS == 0
         found = defaultdict[str, list[PodStatus]](list)
         for node, seconds in silent.items():
-            for pod in self._cluster.pods_on_node(node) if is_full or seconds < _SETTLED_SECONDS else ():
+            for pod in self.cluster.pods_on_node(node) if is_full or seconds < _SETTLED_SECONDS else ():
                 found[pod.namespace].append(pod)
         return found
 
     def _is_own_agent(self, pod: PodStatus) -> bool:
         """Whether Argo calls plugins for a Workflow of Tiphys in this pod; what others call may not be called twice."""
         name = pod.labels.get(WORKFLOW_LABEL) if AGENT_POD_LABEL in pod.labels.items() else None
-        workflow = (self._cluster.workflow(pod.namespace, name) if name else None) or {}
+        workflow = (self.cluster.workflow(pod.namespace, name) if name else None) or {}
         return PIPELINE_ANNOTATION in ((workflow.get("metadata") or {}).get("annotations") or {})
 
     def _examine(
@@ -186,7 +178,7 @@ class LostNodeSweep(PeriodicTask):
 
         Labels prove nothing, but a namespace has a store of its own, and the uid is that of the pod's Workflow.
         """
-        store, layout = self._tenants.stores.store(pod.namespace), RunLayout(pod.labels[RUN_LABEL])
+        store, layout = self.tenants.stores.store(pod.namespace), RunLayout(pod.labels[RUN_LABEL])
         parsed_keys = filter(None, (parse_attempt(info.key) for info in store.list(layout.attempts)))
         wanted = (pod.labels[STEP_LABEL], pod.labels[ATTEMPT_LABEL], False)
         keys = [
@@ -197,16 +189,16 @@ class LostNodeSweep(PeriodicTask):
         owner = (pod.workflow_uid, pods.hash_instance(pod))
         for claim in read_concurrently(lambda key: read_record(store, key, AttemptClaim), keys):
             if (claim.uid, hash_node_name(claim.instance)) == owner and claim.lineage:
-                call = self._tenants.core(pod.namespace).attempt_call(claim)
-                return _WatchedTraining(call, claim, Silence(find_sign_of_life(call.store, claim), self._monotonic()))
+                call = self.tenants.core(pod.namespace).attempt_call(claim)
+                return _WatchedTraining(call, claim, Silence(find_sign_of_life(call.store, claim), self.monotonic()))
         return None
 
     def _examine_training(
         self, training: _WatchedTraining, lost: Mapping[str, float], observed_at: float
     ) -> _WatchedTraining:
         call, claim = training.call, training.claim
-        program = training.program.observe(find_sign_of_life(call.store, claim), self._monotonic())
-        own = pods.list_attempt_pods(call.store, self._cluster, claim)
+        program = training.program.observe(find_sign_of_life(call.store, claim), self.monotonic())
+        own = pods.list_attempt_pods(call.store, self.cluster, claim)
         unfinished = [pod for pod in own if not pod.finished]
         members = [pod for pod in unfinished if GANG_LABEL in pod.labels] or unfinished
         min_members = call.spec.gang.min_members if call.spec.gang is not None else None
@@ -233,12 +225,12 @@ class LostNodeSweep(PeriodicTask):
     def _end_pods(self, ended: Sequence[PodStatus], lost: Mapping[str, float], message: str) -> None:
         for pod in sorted(ended, key=lambda pod: pod.host in lost):  # the next round would not find survivors alone
             if pod.host in lost:
-                self._cluster.end_lost_pod(pod, message)
+                self.cluster.end_lost_pod(pod, message)
             elif not pod.ending:
-                self._cluster.delete_pod(pod, _SURVIVOR_GRACE_SECONDS)
+                self.cluster.delete_pod(pod, _SURVIVOR_GRACE_SECONDS)
 
     def _is_recent(self, observed_at: float) -> bool:
-        return self._monotonic() - observed_at < _MAX_OBSERVATION_AGE_SECONDS
+        return self.monotonic() - observed_at < _MAX_OBSERVATION_AGE_SECONDS
 
 
 def _index_by_attempt(on_silent_nodes: Sequence[PodStatus]) -> dict[_AttemptKey, PodStatus]:

@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import datetime
-from types import TracebackType
 from typing import Any
 
 import structlog
@@ -35,6 +35,7 @@ from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.queues import MisconfiguredQueues
 from tiphys_plugin.runtime import requests
+from tiphys_plugin.runtime.background import PeriodicTask
 from tiphys_plugin.runtime.context import Tenant
 from tiphys_plugin.runtime.metrics import LedgerCollector, TenantsCollector
 from tiphys_plugin.runtime.settings import PluginSettings
@@ -194,40 +195,33 @@ def _check_namespace(namespace: str, document: dict[str, Any]) -> None:
         )
 
 
-_CHECK_INTERVAL_SECONDS = 30.0
 _MAX_CONCURRENT_CHECKS = 8
 
 
-class TenantChecks:
-    """Checks ledger and stores every ``every_seconds`` between ``__enter__`` and ``__exit__``."""
+@dataclass
+class TenantChecks(PeriodicTask):
+    """Checks ledger and stores."""
 
-    def __init__(
-        self, tenants: Tenants, every_seconds: float = _CHECK_INTERVAL_SECONDS, clock: Callable[[], datetime] = utc_now
-    ) -> None:
-        self._tenants = tenants
-        self._every_seconds = every_seconds
-        self._clock = clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tiphys-checks", daemon=True)
+    name = "checks"
+    starts_at_once = True
+    tenants: Tenants
+    every_seconds: float = 30.0
+    clock: Callable[[], datetime] = utc_now
+    _ledger: str = ""
+    _stores: dict[str, str] = field(default_factory=dict)
+    _checked_at: str = ""
+
+    def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(_MAX_CONCURRENT_CHECKS, "tiphys-check")
-        self._ledger = ""
-        self._stores: dict[str, str] = {}
-        self._checked_at = ""
         self._up = Gauge(
             "tiphys_store_up",
             "Whether the store of a tenant answered the last check.",
             ("tenant",),
-            registry=tenants.registry,
+            registry=self.tenants.registry,
         )
 
-    def __enter__(self) -> "TenantChecks":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def status_document(self) -> dict[str, Any]:
@@ -237,11 +231,11 @@ class TenantChecks:
         return {
             "status": "unknown" if not self._checked_at else "degraded" if broken else "ok",
             "checked_at": self._checked_at,
-            "cluster": self._tenants.cluster.name,
+            "cluster": self.tenants.cluster.name,
             "ledger": {"error": self._ledger},
             "tenants": [
-                {"namespace": name, "store": self._tenants.stores.url(name), "error": stores.get(name, "")}
-                for name in self._tenants.known_namespaces
+                {"namespace": name, "store": self.tenants.stores.url(name), "error": stores.get(name, "")}
+                for name in self.tenants.known_namespaces
             ],
         }
 
@@ -250,39 +244,30 @@ class TenantChecks:
         document = self.status_document()
         failing = sum(bool(tenant["error"]) for tenant in document["tenants"])
         ledger = document["ledger"]
-        if self._tenants.recovery_error:
+        if self.tenants.recovery_error:
             ledger = {"error": "leases of live pods are not recorded, and their GPUs may look free; the log says why"}
         return {**document, "ledger": ledger, "tenants": {"failing": failing}}
 
-    def check_all(self) -> None:
+    def run_once(self) -> None:
         """Check the ledger and all stores once."""
         self._ledger = _error_message(self._read_ledger)
-        namespaces = self._tenants.known_namespaces
+        namespaces = self.tenants.known_namespaces
         for namespace, error in zip(namespaces, self._pool.map(self._store_error, namespaces), strict=True):
             if error and error != self._stores.get(namespace):
                 _log.error("tenant.store_unavailable", namespace=namespace, error=error)
             self._stores[namespace] = error
             self._up.labels(tenant=namespace).set(0 if error else 1)
-        self._checked_at = self._clock().isoformat(timespec="seconds")
+        self._checked_at = self.clock().isoformat(timespec="seconds")
 
     def _read_ledger(self) -> None:
-        queues = self._tenants.ledger.snapshot().queues
+        queues = self.tenants.ledger.snapshot().queues
         if isinstance(queues, MisconfiguredQueues):
             raise UsageError(queues.message)
-        if self._tenants.recovery_error:
-            raise StoreError(self._tenants.recovery_error)
+        if self.tenants.recovery_error:
+            raise StoreError(self.tenants.recovery_error)
 
     def _store_error(self, namespace: str) -> str:
-        return _error_message(lambda: self._tenants.core(namespace).check_store())
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.check_all()
-            except Exception:  # noqa: BLE001  the worker loop: its results must not grow stale unnoticed
-                if not self._stop.is_set():
-                    _log.exception("checks.crashed")
-            self._stop.wait(self._every_seconds)
+        return _error_message(lambda: self.tenants.core(namespace).check_store())
 
 
 def _error_message(check: Callable[[], object]) -> str:

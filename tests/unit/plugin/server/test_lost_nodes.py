@@ -312,7 +312,7 @@ def test_a_store_that_does_not_answer_delays_no_other_namespace(here, cluster, f
         return listing(store, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DirectoryStore, "list", hang)
-    cluster.sweep._every_seconds = 0.5
+    cluster.sweep.every_seconds = 0.5
     cluster.pass_time(60, "n3")
     until(lambda: (len(ends(here)), live_pods(here)) == (1, []), 30)  # its thread may be slower than the rounds
     released.set()

@@ -310,12 +310,12 @@ def test_gpus_are_not_granted_while_the_store_of_live_pods_cannot_be_read(broken
         waits = said(late.call("admit", "fit", 0))
         assert "LedgerRecovering" in waits
         assert "vision" not in waits
-        checks.check_all()
+        checks.run_once()
         assert "leases of live pods are not recorded" in checks.status_document()["ledger"]["error"]
 
     mend(here)
     recovery.run_once()
-    checks.check_all()
+    checks.run_once()
 
     assert leases(here) == [("ml", 3), ("vision", 3)]
     assert "WaitingForQuota" in said(late.call("admit", "fit", 0))
@@ -335,7 +335,7 @@ def test_broken_store_of_one_namespace_stops_the_others_for_a_minute_at_most(bro
             recovery.run_once()
     assert ("LedgerRecovering" in said(late.call("admit", "fit", 0))) is held
     checks = TenantChecks(here.tenants)
-    checks.check_all()
+    checks.run_once()
     assert "namespace vision" in checks.status_document()["ledger"]["error"], "it is still missing"
 
     mend(here)
@@ -500,7 +500,7 @@ def test_checks_name_the_store_that_is_broken_and_why(here):
     here.break_store("vision")
     checks = TenantChecks(here.tenants)
     assert checks.status_document()["status"] == "unknown"
-    checks.check_all()
+    checks.run_once()
     state = checks.status_document()
     assert state["status"] == "degraded"
     assert state["ledger"] == {"error": ""}
@@ -509,7 +509,7 @@ def test_checks_name_the_store_that_is_broken_and_why(here):
     assert str(here.root / "stores" / "vision") in state["tenants"][1]["error"]
     assert 'tiphys_store_up{tenant="vision"} 0.0' in here.tenants.render().decode()
     here.mend_store("vision")
-    checks.check_all()
+    checks.run_once()
     assert checks.status_document()["status"] == "ok"
 
 
@@ -517,19 +517,19 @@ def test_checks_name_queues_that_grant_nothing(here):
     checks = TenantChecks(here.tenants)
     here.server.authorize = lambda request: request.plural != "nodes"
     here.api.patch(GPU_LEDGERS, RELEASE, "default", {"spec": {"cluster_nodes": {}}})
-    checks.check_all()
+    checks.run_once()
     state = checks.status_document()
     assert state["status"] == "degraded"
     assert "`nodes.observe: true` in the values of the chart" in state["ledger"]["error"]
     here.api.patch(GPU_LEDGERS, RELEASE, "default", {"spec": {"cluster_nodes": None}})
-    checks.check_all()
+    checks.run_once()
     assert checks.status_document()["status"] == "ok"
 
 
 def test_checks_name_a_ledger_out_of_reach(here):
     checks = TenantChecks(here.tenants)
     here.server.fail_next(503, times=2, plural="gpuledgers", message="etcd is away")
-    checks.check_all()
+    checks.run_once()
     assert "etcd is away" in checks.status_document()["ledger"]["error"]
     assert checks.status_document()["status"] == "degraded"
 
