@@ -6,7 +6,7 @@ from typing import Any
 
 from support.builders.compiled_workflows import gated, pipeline_of
 from tiphys_controller import resume_run, start_run_once
-from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.act import AutoResumeReconciler
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutoResumeLimits
 from tiphys_controller.cleanup import WorkflowPresence, find_stalled_runs
@@ -112,14 +112,14 @@ class Controller:
     def _work(self) -> None:
         world, process = self._world, self.process
         store, cluster = SimulatedStore(world, process), SimulatedCluster(world, self._state, process)
-        dependencies = ReconcilerDependencies(
+        reconciler = AutoResumeReconciler(
             stores=lambda _: store,
             submitter=lambda: cluster,
             is_leader=lambda: True,
             observation_health=lambda _: ObservationHealth(),
             monotonic=lambda: world.scheduler.now,
+            limits=AutoResumeLimits(),
         )
-        reconciler = AutoResumeReconciler(dependencies, AutoResumeLimits())
         uids = lambda: {workflow["metadata"]["uid"] for workflow in self._state.workflows.values()}  # noqa: E731
         presence, clean_at = WorkflowPresence(cluster.name, lambda bound: bound.uid in uids()), 0.0
         while True:

@@ -15,7 +15,7 @@ from support.builders.lineage import START_TIMES
 from support.fakes.memory_store import MemoryStore
 from support.processes.failpoints import dying_at
 from tiphys_controller import LiveWorkflow, resume_run, start_run
-from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.act import AutoResumeReconciler
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutoResumeLimits
 from tiphys_controller.submit.submission import bind_submission
@@ -72,10 +72,8 @@ class Runs(RuleBasedStateMachine):
 
     def _attendant(self) -> AutoResumeReconciler:
         surroundings: Any = (lambda _: self.store, lambda: self.cluster, lambda: True, lambda _: ObservationHealth())
-        return AutoResumeReconciler(
-            ReconcilerDependencies(*surroundings, monotonic=lambda: self.now),
-            AutoResumeLimits(resumes_per_minute=60_000.0),
-        )
+        limits = AutoResumeLimits(resumes_per_minute=60_000.0)
+        return AutoResumeReconciler(*surroundings, monotonic=lambda: self.now, limits=limits)
 
     def _newest(self) -> str:
         return self.cluster.made[-1]

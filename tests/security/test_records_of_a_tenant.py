@@ -29,7 +29,7 @@ from tiphys_controller import LiveWorkflow, TenantSubmitter, resume_run, start_r
 from tiphys_controller.alerts.handler import AlertHandler
 from tiphys_controller.alerts.rules import AlertAction
 from tiphys_controller.alerts.webhook import AlertInbox, parse_delivery
-from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies, stop_workflow
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, stop_workflow
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes.alert_worker import AlertSweep
@@ -121,10 +121,14 @@ def forge_run(store: Store, namespace: str, claimed_namespace: str) -> None:
 
 
 def reconciler_of(stores: Mapping[str, Store], cluster: Cluster) -> AutoResumeReconciler:
-    dependencies = ReconcilerDependencies(
-        stores.__getitem__, lambda: cluster, lambda: True, lambda _: ObservationHealth(), iter(range(10**9)).__next__
+    return AutoResumeReconciler(
+        stores.__getitem__,
+        lambda: cluster,
+        lambda: True,
+        lambda _: ObservationHealth(),
+        iter(range(10**9)).__next__,
+        AutoResumeLimits(mode=AutomationMode.ON, resumes_per_minute=6000.0),
     )
-    return AutoResumeReconciler(dependencies, AutoResumeLimits(mode=AutomationMode.ON, resumes_per_minute=6000.0))
 
 
 def test_a_forged_submission_creates_nothing_in_another_namespace(store: MemoryStore, cluster: Cluster) -> None:

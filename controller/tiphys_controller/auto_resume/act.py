@@ -114,9 +114,17 @@ class ReconcileResult(NamedTuple):
     resumed: ResumeResult | None = None
 
 
-@dataclass(frozen=True)
-class ReconcilerDependencies:
-    """Dependencies of `AutoResumeReconciler`."""
+@dataclass
+class _RunLock:
+    """Lock of one run, kept for as long as threads hold it or wait for it."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    users: int = 0
+
+
+@dataclass
+class AutoResumeReconciler:
+    """Decides and acts for single runs. Thread-safe; calls about the same run are serialized."""
 
     stores: Callable[[str], Store]
     submitter: Callable[[], ClusterSubmitter]
@@ -126,23 +134,10 @@ class ReconcilerDependencies:
     observation_health: Callable[[str], ObservationHealth]
     """Health of the observations of a namespace."""
     monotonic: Callable[[], float]
+    limits: AutoResumeLimits
 
-
-@dataclass
-class _RunLock:
-    """Lock of one run, kept for as long as threads hold it or wait for it."""
-
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    users: int = 0
-
-
-class AutoResumeReconciler:
-    """Decides and acts for single runs. Thread-safe; calls about the same run are serialized."""
-
-    def __init__(self, dependencies: ReconcilerDependencies, limits: AutoResumeLimits) -> None:
-        self._dependencies = dependencies
-        self._limits = limits
-        self._bucket = TokenBucket(limits.resumes_per_minute / 60, limits.resume_burst, dependencies.monotonic)
+    def __post_init__(self) -> None:
+        self._bucket = TokenBucket(self.limits.resumes_per_minute / 60, self.limits.resume_burst, self.monotonic)
         self._status_since: dict[RunKey, tuple[int, SubmissionStatus, float]] = {}
         self._policies: LRUCache[RunKey, AutoResumePolicy | None] = LRUCache(_MAX_POLICIES)
         self._run_locks: dict[RunKey, _RunLock] = {}
@@ -151,7 +146,7 @@ class AutoResumeReconciler:
     @property
     def mode(self) -> AutomationMode:
         """Whether decisions are carried out."""
-        return self._limits.mode
+        return self.limits.mode
 
     @contextmanager
     def lock_run(self, key: RunKey) -> Iterator[None]:
@@ -193,7 +188,7 @@ class AutoResumeReconciler:
 
     def observe(self, key: RunKey, shutdowns: Mapping[str, str] = _NO_SHUTDOWNS) -> RunObservation:
         """Read everything about a run, even if it is running. Raises as `reconcile` does."""
-        store = self._dependencies.stores(key[0])
+        store = self.stores(key[0])
         return observe_run(store, self._submitter(key[0]), key[1], self.read_policy(key), shutdowns, is_thorough=True)
 
     def stop_for_restart(self, key: RunKey, alert: str, observation: RunObservation) -> AutoResumeDecision:
@@ -213,16 +208,16 @@ class AutoResumeReconciler:
         ended = replace(
             observation, status=SubmissionStatus.FAILED, failures=(), person_reason="", end_message=f"alert {alert}"
         )
-        decision = decide_auto_resume(ended, waited, self._limits, requested_by_alert=True)
+        decision = decide_auto_resume(ended, waited, self.limits, requested_by_alert=True)
         if decision.action is not AutoResumeAction.RESUME:
             return decision
         if (delayed := self._decide_delay(key[0], ended)) is not None:
             return delayed
-        if self._limits.mode is AutomationMode.ON:
-            require_leadership(self._dependencies.is_leader)
+        if self.limits.mode is AutomationMode.ON:
+            require_leadership(self.is_leader)
             if not observation.is_intended:
-                record_intent(self._dependencies.stores(key[0]), ended, decision, alert)
-            stop_workflow(self._dependencies.stores(key[0]), self._submitter(key[0]), key[1])
+                record_intent(self.stores(key[0]), ended, decision, alert)
+            stop_workflow(self.stores(key[0]), self._submitter(key[0]), key[1])
         return decision
 
     def fork_run(self, key: RunKey, fork_name: str) -> AutoResumeDecision:
@@ -231,11 +226,11 @@ class AutoResumeReconciler:
         if (delayed := self._decide_delay(key[0], observation)) is not None:
             return delayed
         forked = AutoResumeDecision(AutoResumeAction.RESUME, "Forked", f"run {fork_name} continues from it")
-        if self._limits.mode is not AutomationMode.ON:
+        if self.limits.mode is not AutomationMode.ON:
             return forked
-        require_leadership(self._dependencies.is_leader)
+        require_leadership(self.is_leader)
         try:
-            auto_fork_run(self._dependencies.stores(key[0]), self._submitter(key[0]), key[1], fork_name)
+            auto_fork_run(self.stores(key[0]), self._submitter(key[0]), key[1], fork_name)
         except ConflictError as error:
             return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "Refused", str(error))
         return forked
@@ -243,7 +238,7 @@ class AutoResumeReconciler:
     @cachedmethod(lambda self: self._policies, lock=lambda self: self._lock)
     def read_policy(self, key: RunKey) -> AutoResumePolicy | None:
         """Resume policy of the run's pipeline. It never changes, so it is kept."""
-        return read_auto_resume_policy(read_run(self._dependencies.stores(key[0]), key[1]).workflow)
+        return read_auto_resume_policy(read_run(self.stores(key[0]), key[1]).workflow)
 
     def forget_run(self, key: RunKey) -> None:
         """Free the memory kept for a run that is settled."""
@@ -253,10 +248,10 @@ class AutoResumeReconciler:
     def _reconcile(
         self, key: RunKey, shutdowns: Mapping[str, str], alert: str, observation: RunObservation | None
     ) -> ReconcileResult:
-        store, submitter = self._dependencies.stores(key[0]), self._submitter(key[0])
+        store, submitter = self.stores(key[0]), self._submitter(key[0])
         current = observation or observe_run(store, submitter, key[1], self.read_policy(key), shutdowns)
         decision = decide_auto_resume(
-            current, self._seconds_in_status(key, current), self._limits, requested_by_alert=bool(alert)
+            current, self._seconds_in_status(key, current), self.limits, requested_by_alert=bool(alert)
         )
         if decision.reason == "EndedByPerson":
             self._record_left_alone(store, current)
@@ -266,9 +261,9 @@ class AutoResumeReconciler:
             return ReconcileResult(decision, current)
         if (delayed := self._decide_delay(key[0], current)) is not None:
             return ReconcileResult(delayed, current)
-        if self._limits.mode is not AutomationMode.ON:
+        if self.limits.mode is not AutomationMode.ON:
             return ReconcileResult(decision, current)
-        require_leadership(self._dependencies.is_leader)
+        require_leadership(self.is_leader)
         try:
             resumed = auto_resume_run(store, submitter, current, decision, alert)
         except (UsageError, IntegrityError) as error:
@@ -281,30 +276,30 @@ class AutoResumeReconciler:
         return ReconcileResult(decision, current, resumed)
 
     def _submitter(self, namespace: str) -> ClusterSubmitter:
-        return TenantSubmitter(self._dependencies.submitter(), namespace)
+        return TenantSubmitter(self.submitter(), namespace)
 
     def _decide_delay(self, namespace: str, observation: RunObservation) -> AutoResumeDecision | None:
         """Delay a resume that is due: the observations are unreliable, or the rate limit is reached."""
-        health = self._dependencies.observation_health(namespace)
+        health = self.observation_health(namespace)
         if doubt := find_distrust_reason(
-            health, self._limits, vanished=observation.status is SubmissionStatus.WORKFLOW_GONE
+            health, self.limits, vanished=observation.status is SubmissionStatus.WORKFLOW_GONE
         ):
-            return AutoResumeDecision(AutoResumeAction.WAIT, "HealthUnknown", doubt, self._limits.healthy_seconds)
-        if not observation.is_intended and self._limits.mode is AutomationMode.ON and (seconds := self._bucket.take()):
-            message = f"the limit of {self._limits.resumes_per_minute:g} automatic resumes per minute is reached"
+            return AutoResumeDecision(AutoResumeAction.WAIT, "HealthUnknown", doubt, self.limits.healthy_seconds)
+        if not observation.is_intended and self.limits.mode is AutomationMode.ON and (seconds := self._bucket.take()):
+            message = f"the limit of {self.limits.resumes_per_minute:g} automatic resumes per minute is reached"
             return AutoResumeDecision(AutoResumeAction.WAIT, "RateLimited", message, seconds)
         return None
 
     def _seconds_in_status(self, key: RunKey, observation: RunObservation) -> float:
         """Seconds since the run was first observed in this status, by the monotonic clock: clocks of writers differ."""
-        now = self._dependencies.monotonic()
+        now = self.monotonic()
         first = self._status_since.get(key)
         if first is None or first[:2] != (observation.submission, observation.status):
             first = self._status_since[key] = (observation.submission, observation.status, now)
         return now - first[2]
 
     def _may_write(self) -> bool:
-        return self._limits.mode is AutomationMode.ON and self._dependencies.is_leader()
+        return self.limits.mode is AutomationMode.ON and self.is_leader()
 
     def _record_left_alone(self, store: Store, observation: RunObservation) -> None:
         """Record that a person ended the run; the Workflow that shows it may be deleted later."""

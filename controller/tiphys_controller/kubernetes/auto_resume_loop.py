@@ -165,9 +165,9 @@ class AutoResumeReporter(Protocol):
         """Count a failure that is retried."""
 
 
-@dataclass(frozen=True)
-class LoopDependencies:
-    """Dependencies of `AutoResumeLoop`."""
+@dataclass
+class AutoResumeLoop:
+    """The loop. One thread schedules; a pool reconciles runs and searches storage."""
 
     view: WatchCache
     reconciler: AutoResumeReconciler
@@ -178,34 +178,29 @@ class LoopDependencies:
     monotonic: Callable[[], float]
     tenants: Callable[[], list[str]]
     """Returns the namespaces whose storage is searched."""
+    _found_runs: list[RunKey] = field(default_factory=list)
+    _sweep_at: float = 0.0
+    _is_sweeping: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-
-class AutoResumeLoop:
-    """The loop. One thread schedules; a pool reconciles runs and searches storage."""
-
-    def __init__(self, dependencies: LoopDependencies) -> None:
-        self._dependencies = dependencies
-        self._tracker = RunTracker(dependencies.health_tracker)
-        self._found_runs: list[RunKey] = []
-        self._sweep_at = 0.0
-        self._is_sweeping = False
-        self._lock = threading.Lock()
+    def __post_init__(self) -> None:
+        self._tracker = RunTracker(self.health_tracker)
         # Another process may resume the run, or lead.
-        self._guard = TenantGuard("resume", partial(dependencies.reporter.report_failure, "resume"), ConflictError)
+        self._guard = TenantGuard("resume", partial(self.reporter.report_failure, "resume"), ConflictError)
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop``."""
         version = -1
         with ThreadPoolExecutor(_AT_ONCE, "tiphys-resumer") as pool:
             while not stop.is_set():
-                version = self._dependencies.view.wait(version, _ROUND_SECONDS)
+                version = self.view.wait(version, _ROUND_SECONDS)
                 self.run_round(pool, stop)
 
     def run_round(self, pool: ThreadPoolExecutor, stop: threading.Event) -> list[Future[None]]:
         """Update the tracker and start every task that is due; returns the started tasks."""
-        now = self._dependencies.monotonic()
-        self._tracker.update(self._dependencies.view.workflows(), now)
-        self._dependencies.reporter.report_open_breakers(self._tracker.count_open_breakers())
+        now = self.monotonic()
+        self._tracker.update(self.view.workflows(), now)
+        self.reporter.report_open_breakers(self._tracker.count_open_breakers())
         with self._lock:
             found_runs, self._found_runs = self._found_runs, []
         for key in found_runs:
@@ -213,12 +208,8 @@ class AutoResumeLoop:
         started = [
             pool.submit(self._resolve_run, tracked, stop) for tracked in list(self._tracker.take_unresolved(now))
         ]
-        if (
-            now >= self._sweep_at
-            and not self._is_sweeping
-            and not self._dependencies.health_tracker.measure_health("").blind_reason
-        ):
-            self._is_sweeping, self._sweep_at = True, now + self._dependencies.limits.sweep_seconds
+        if now >= self._sweep_at and not self._is_sweeping and not self.health_tracker.measure_health("").blind_reason:
+            self._is_sweeping, self._sweep_at = True, now + self.limits.sweep_seconds
             started.append(pool.submit(self._sweep, stop))
         return started + [pool.submit(self._reconcile_when_due, run, stop) for run in self._tracker.take_due(now)]
 
@@ -227,10 +218,10 @@ class AutoResumeLoop:
         workflow = tracked.workflow
 
         def resolve() -> float:
-            submission = find_submission(self._dependencies.stores(workflow.namespace), workflow)
+            submission = find_submission(self.stores(workflow.namespace), workflow)
             if submission is not None:
                 tracked.run_key = (workflow.namespace, submission.run)
-                self._dependencies.view.wake()
+                self.view.wake()
             return 0.0
 
         if not stop.is_set():
@@ -239,13 +230,13 @@ class AutoResumeLoop:
     def _sweep(self, stop: threading.Event) -> None:
         """Search storage for runs that the watch missed, and for runs that are not settled."""
         try:
-            for namespace in self._dependencies.tenants():
+            for namespace in self.tenants():
                 self._guarded(namespace, partial(self._search_namespace, namespace, stop))
         finally:
             self._is_sweeping = False
 
     def _search_namespace(self, namespace: str, stop: threading.Event) -> float:
-        opened = list_open_submissions(self._dependencies.stores(namespace))
+        opened = list_open_submissions(self.stores(namespace))
         for run in dict.fromkeys(submission.run for submission in opened):
             if stop.is_set():
                 break
@@ -259,7 +250,7 @@ class AutoResumeLoop:
         if tracked is not None:
             return not (tracked.is_settled or tracked.is_busy)
         try:
-            return self._dependencies.reconciler.read_policy(key) is not None
+            return self.reconciler.read_policy(key) is not None
         except (NotFoundError, UsageError):
             return False  # not recorded yet, or not compiled by Tiphys; the next sweep reads it again
 
@@ -269,20 +260,20 @@ class AutoResumeLoop:
             if not stop.is_set():
                 wait_seconds = self._guarded(tracked_run.key[0], lambda: self._reconcile_run(tracked_run))
         finally:
-            tracked_run.due_at = min(tracked_run.due_at, self._dependencies.monotonic() + wait_seconds)
+            tracked_run.due_at = min(tracked_run.due_at, self.monotonic() + wait_seconds)
             tracked_run.is_busy = False
 
     def _reconcile_run(self, tracked_run: TrackedRun) -> float:
         """Reconcile a run once; returns the seconds until the next reconcile."""
-        result = self._dependencies.reconciler.reconcile(tracked_run.key, tracked_run.shutdowns)
+        result = self.reconciler.reconcile(tracked_run.key, tracked_run.shutdowns)
         decision = result.decision
         tracked_run.is_settled = decision.action is AutoResumeAction.LEAVE_ALONE and decision.reason != "Runs"
         tracked_run.is_breaker_open = decision.reason == "BreakerOpen"
         if result.resumed or decision.reason in _HEALTHY_REASONS:
-            self._dependencies.health_tracker.clear_end(tracked_run.key)
-        self._dependencies.reporter.report_result(tracked_run, result)
+            self.health_tracker.clear_end(tracked_run.key)
+        self.reporter.report_result(tracked_run, result)
         if tracked_run.is_settled:
-            self._dependencies.reconciler.forget_run(tracked_run.key)
+            self.reconciler.forget_run(tracked_run.key)
         if decision.action is not AutoResumeAction.WAIT:
             return NEVER
         return min(max(decision.wait_seconds, _ROUND_SECONDS), SLOW_RETRY_SECONDS)
@@ -292,5 +283,5 @@ class AutoResumeLoop:
         with self._guard.visit(namespace=namespace) as visit:
             return action()
         if isinstance(visit.failure, StoreError):
-            self._dependencies.health_tracker.record_outage(namespace)
+            self.health_tracker.record_outage(namespace)
         return RETRY_SECONDS if isinstance(visit.failure, StoreError | ConflictError) else SLOW_RETRY_SECONDS

@@ -19,11 +19,11 @@ from tiphys.records import utc_now
 from tiphys.store import Store
 from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, AlertRules
 from tiphys_controller.alerts.webhook import AlertInbox
-from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.act import AutoResumeReconciler
 from tiphys_controller.auto_resume.observation_health import ObservationHealthTracker, TokenBucket
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes.alert_worker import AlertWorker
-from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop, LoopDependencies
+from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop
 from tiphys_controller.kubernetes.events.auto_resume_events import AutoResumeRecorder
 from tiphys_controller.kubernetes.events.messages import steps_unrecorded_message
 from tiphys_controller.kubernetes.events.recorder import EventRecorder
@@ -37,7 +37,7 @@ from tiphys_controller.kubernetes.workflow_view import build_workflow_view
 from tiphys_controller.kubernetes.writer import COMPONENT, ClusterWriter
 from tiphys_controller.submit.triggers.bucket import Buckets, S3Buckets
 from tiphys_controller.submit.triggers.catalog import ObjectSources, TriggerCatalog, list_trigger_templates
-from tiphys_controller.submit.triggers.worker import TriggerDependencies, TriggerWorker
+from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 LEADER_LEASE_NAME = "tiphys-controller"
 _SHUTDOWN_SECONDS = 5.0
@@ -92,9 +92,11 @@ class ControllerDependencies:
     monotonic: Callable[[], float] = time.monotonic
 
 
-@dataclass(frozen=True)
-class ControllerContext:
-    """What the workers share while this controller leads."""
+@dataclass
+class WorkerFactory:
+    """Creates the workers of a controller that leads. The auto-resume loop and the alert worker share one reconciler
+    and its limits.
+    """
 
     dependencies: ControllerDependencies
     view: WatchCache
@@ -104,68 +106,62 @@ class ControllerContext:
     is_leader: Callable[[], bool]
     triggers: TriggerWorker | None = None
 
+    def __post_init__(self) -> None:
+        dependencies = self.dependencies
+        self._submitter = submitter_of(dependencies.api)
+        self._health_tracker = ObservationHealthTracker(
+            lambda: find_incomplete_reason(self.watches),
+            lambda: sum(workflow.auto_resume and not workflow.finished for workflow in self.view.workflows()),
+            dependencies.limits,
+            dependencies.monotonic,
+        )
+        self._reconciler = AutoResumeReconciler(
+            dependencies.stores,
+            self._submitter,
+            self.is_leader,
+            self._health_tracker.measure_health,
+            dependencies.monotonic,
+            dependencies.limits,
+        )
+
     def tenants(self) -> list[str]:
         """The namespaces that this controller serves: those of its settings, or all with a Workflow."""
         namespaces = self.dependencies.namespaces
         return self.view.namespaces() if namespaces is None else list(namespaces)
 
-
-class WorkerFactory:
-    """Creates the workers. The auto-resume loop and the alert worker share one reconciler and its limits."""
-
-    def __init__(self, context: ControllerContext) -> None:
-        self._context, self._dependencies = context, context.dependencies
-        dependencies, view = context.dependencies, context.view
-        self._health_tracker = ObservationHealthTracker(
-            lambda: find_incomplete_reason(context.watches),
-            lambda: sum(workflow.auto_resume and not workflow.finished for workflow in view.workflows()),
-            dependencies.limits,
-            dependencies.monotonic,
-        )
-        needed = ReconcilerDependencies(
-            dependencies.stores,
-            submitter_of(dependencies.api),
-            context.is_leader,
-            self._health_tracker.measure_health,
-            dependencies.monotonic,
-        )
-        self._reconciler = AutoResumeReconciler(needed, dependencies.limits)
-
     def create_workers(self) -> Iterator[WorkerSpec]:
         """Workers that the configuration enables."""
-        if self._dependencies.limits.mode is not AutomationMode.OFF:
+        if self.dependencies.limits.mode is not AutomationMode.OFF:
             yield "resumer", self.create_auto_resume_loop().run
-        if self._dependencies.inbox is not None:
-            yield "alerts", self._create_alert_worker(self._dependencies.inbox).run
-        if self._context.triggers is not None:
-            yield "triggers", self._context.triggers.run
-        if self._dependencies.janitor_mode is not AutomationMode.OFF:
+        if self.dependencies.inbox is not None:
+            yield "alerts", self._create_alert_worker(self.dependencies.inbox).run
+        if self.triggers is not None:
+            yield "triggers", self.triggers.run
+        if self.dependencies.janitor_mode is not AutomationMode.OFF:
             yield "janitor", self._create_janitor().run
 
     def create_auto_resume_loop(self) -> AutoResumeLoop:
-        context, dependencies = self._context, self._dependencies
+        dependencies = self.dependencies
         stores, limits, monotonic = dependencies.stores, dependencies.limits, dependencies.monotonic
-        reporter = AutoResumeRecorder(context.writer, stores, context.metrics, limits, monotonic)
+        reporter = AutoResumeRecorder(self.writer, stores, self.metrics, limits, monotonic)
         shared = (self._reconciler, self._health_tracker, stores, reporter, limits, monotonic)
-        return AutoResumeLoop(LoopDependencies(context.view, *shared, context.tenants))
+        return AutoResumeLoop(self.view, *shared, self.tenants)
 
     def _create_alert_worker(self, inbox: AlertInbox) -> AlertWorker:
-        context, dependencies = self._context, self._dependencies
-        shared = (dependencies.stores, context.view, context.writer, context.metrics, context.tenants)
-        return AlertWorker(inbox, dependencies.rules, self._reconciler, *shared)
+        shared = (self.dependencies.stores, self.view, self.writer, self.metrics, self.tenants)
+        return AlertWorker(inbox, self.dependencies.rules, self._reconciler, *shared)
 
     def _create_janitor(self) -> Janitor:
-        context, dependencies = self._context, self._dependencies
-        submitter = submitter_of(dependencies.api)
+        dependencies = self.dependencies
         return Janitor(
             dependencies.stores,
-            context.tenants,
-            context.view,
-            lambda: find_incomplete_reason(context.watches),
-            lambda: submitter().cluster,
+            self.tenants,
+            self.view,
+            lambda: find_incomplete_reason(self.watches),
+            lambda: self._submitter().cluster,
             WholeLedgerReader(dependencies.api, dependencies.lease_namespace, DEFAULT_LEDGER_NAME).read,
-            context.is_leader,
-            context.metrics,
+            self.is_leader,
+            self.metrics,
             dependencies.now,
             dependencies.janitor_mode,
         )
@@ -186,17 +182,15 @@ def create_trigger_worker(
         return TokenBucket(settings.runs_per_minute / 60, int(settings.runs_per_minute), monotonic, starts_full=True)
 
     return TriggerWorker(
-        TriggerDependencies(
-            TriggerCatalog(list_templates, settings.sources, monotonic),
-            dependencies.buckets,
-            dependencies.stores,
-            submitter_of(api),
-            lambda namespace, name: api.get(WORKFLOW_TEMPLATES, namespace, name),
-            lambda namespace: rate(namespace).take(),
-            metrics,
-            monotonic,
-            settings.interval_seconds,
-        )
+        TriggerCatalog(list_templates, settings.sources, monotonic),
+        dependencies.buckets,
+        dependencies.stores,
+        submitter_of(api),
+        lambda namespace, name: api.get(WORKFLOW_TEMPLATES, namespace, name),
+        lambda namespace: rate(namespace).take(),
+        metrics,
+        monotonic,
+        settings.interval_seconds,
     )
 
 
@@ -288,10 +282,10 @@ class Controller:
         ]
         if dependencies.agent_pods:
             specs.append(("agent-cleaner", AgentPodCleaner(view, writer, self.metrics).run))
-        context = ControllerContext(
+        factory = WorkerFactory(
             dependencies, view, self._watches, writer, self.metrics, lambda: self._lease.is_leader, self.triggers
         )
-        specs += WorkerFactory(context).create_workers()
+        specs += factory.create_workers()
         workers = [threading.Thread(target=work, args=(stop,), name=name, daemon=True) for name, work in specs]
         self.metrics.is_leader.set(1)
         self._watches.start(stop)

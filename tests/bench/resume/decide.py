@@ -15,7 +15,7 @@ from bench.resume.wire import DELAY_SECONDS, Wire
 from bench.samples import percentile, ratio, seconds, significant, summary
 from support.servers.kube_server import KubeServer, serving
 from tiphys_controller import start_run
-from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.act import AutoResumeReconciler
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutoResumeLimits
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
@@ -79,14 +79,14 @@ def _submitter(kubernetes: KubeServer) -> KubernetesSubmitter:
 
 
 def _reconciler(store: Store, submitter: KubernetesSubmitter) -> AutoResumeReconciler:
-    given = ReconcilerDependencies(
+    return AutoResumeReconciler(
         stores=lambda _: store,
         submitter=lambda: submitter,
         is_leader=lambda: True,
         observation_health=lambda _: ObservationHealth(running_runs=1),
         monotonic=time.monotonic,
+        limits=_UNLIMITED,
     )
-    return AutoResumeReconciler(given, _UNLIMITED)
 
 
 def _failed_runs(store: Store, kubernetes: KubeServer, count: int) -> list[str]:

@@ -10,11 +10,11 @@ from bench.scale.filled import CLUSTER, OPEN_RUNS, add_checkpoints, add_handled_
 from bench.scale.paged_store import PagedStore
 from support.builders.argo_objects import workflow
 from support.builders.lineage import LINEAGE, attempts_of
-from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.act import AutoResumeReconciler
 from tiphys_controller.auto_resume.observation_health import ObservationHealth, ObservationHealthTracker
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes.alert_worker import AlertSweep
-from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop, LoopDependencies, RunTracker
+from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop, RunTracker
 from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.watch_cache import WatchCache
@@ -114,24 +114,23 @@ def auto_resume_search(ended: int, namespaces: int = 1) -> Cost:
     submitter: Any = None
 
     def search() -> None:
-        parts = ReconcilerDependencies(
+        reconciler = AutoResumeReconciler(
             stores=lambda _: store,
             submitter=lambda: submitter,
             is_leader=lambda: True,
             observation_health=lambda _: ObservationHealth(),
             monotonic=clock,
+            limits=limits,
         )
         loop = AutoResumeLoop(
-            LoopDependencies(
-                view=WatchCache(),
-                reconciler=AutoResumeReconciler(parts, limits),
-                health_tracker=ObservationHealthTracker(str, int, limits, clock),
-                stores=lambda _: store,
-                reporter=_Reporter(),
-                limits=limits,
-                monotonic=clock,
-                tenants=lambda: [f"team-{number}" for number in range(namespaces)],
-            )
+            view=WatchCache(),
+            reconciler=reconciler,
+            health_tracker=ObservationHealthTracker(str, int, limits, clock),
+            stores=lambda _: store,
+            reporter=_Reporter(),
+            limits=limits,
+            monotonic=clock,
+            tenants=lambda: [f"team-{number}" for number in range(namespaces)],
         )
         loop._sweep(_NEVER)
 

@@ -12,7 +12,7 @@ from tiphys_controller import start_run
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes import KubernetesSubmitter
 from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop
-from tiphys_controller.kubernetes.controller import ControllerContext, ControllerDependencies, WorkerFactory
+from tiphys_controller.kubernetes.controller import ControllerDependencies, WorkerFactory
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 from tiphys_controller.kubernetes.writer import ClusterWriter
@@ -66,8 +66,8 @@ class Bench:
         given = ControllerDependencies(
             self.api, ("ml",), lambda _: self.store, "bench", "tiphys", limits, monotonic=clock
         )
-        context = ControllerContext(given, self.view, watches, writer, self.metrics, lambda: True)
-        return WorkerFactory(context).create_auto_resume_loop()
+        factory = WorkerFactory(given, self.view, watches, writer, self.metrics, lambda: True)
+        return factory.create_auto_resume_loop()
 
     def round(self, seconds: float = 1.0, times: int = 1, *, listed: bool = True) -> None:
         """``times`` rounds, each ``seconds`` after the last and with all that it begins carried out."""

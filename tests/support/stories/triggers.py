@@ -9,7 +9,7 @@ from typing import Any
 
 from tiphys_controller.submit.triggers.bucket import ObjectPage
 from tiphys_controller.submit.triggers.catalog import ObjectSources, TriggerCatalog
-from tiphys_controller.submit.triggers.worker import TriggerDependencies, TriggerWorker
+from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 from support.builders.compiled_workflows import gated, pipeline_of
 from support.fakes.submitter import FakeSubmitter
@@ -115,19 +115,17 @@ class TriggerWorld:
     def new_worker(self) -> TriggerWorker:
         """A second replica, or the same after a restart: it remembers nothing."""
         return TriggerWorker(
-            TriggerDependencies(
-                TriggerCatalog(
-                    lambda: list(self.templates.values()), ObjectSources([self._source], STORE_URL), lambda: self.now
-                ),
-                self.buckets,
-                self._open_store,
-                lambda: self.submitter,  # type: ignore[arg-type]
-                lambda namespace, name: self.templates.get((namespace, name)),
-                self._take_start,
-                self.metrics,
-                lambda: self.now,
-                60.0,
-            )
+            TriggerCatalog(
+                lambda: list(self.templates.values()), ObjectSources([self._source], STORE_URL), lambda: self.now
+            ),
+            self.buckets,
+            self._open_store,
+            lambda: self.submitter,  # type: ignore[arg-type]
+            lambda namespace, name: self.templates.get((namespace, name)),
+            self._take_start,
+            self.metrics,
+            lambda: self.now,
+            60.0,
         )
 
     def parameters(self, run: str, namespace: str = "ml") -> Mapping[str, str]:

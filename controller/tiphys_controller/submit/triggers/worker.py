@@ -72,24 +72,6 @@ class TriggerMetrics(Protocol):
     def set_trigger_state(self, waiting: int, problems: int) -> None: ...
 
 
-@dataclass(frozen=True)
-class TriggerDependencies:
-    """Dependencies of `TriggerWorker`."""
-
-    catalog: TriggerCatalog
-    buckets: Buckets
-    stores: Callable[[str], Store]
-    submitter: Callable[[], ClusterSubmitter]
-    find_template: Callable[[str, str], Manifest | None]
-    """Returns a WorkflowTemplate by namespace and name, as it is now."""
-    take_start: Callable[[str], float]
-    """Takes the right to start a run in a namespace; returns 0, or the seconds until there is one."""
-    metrics: TriggerMetrics
-    monotonic: Callable[[], float]
-    interval_seconds: float
-    """Time between two listings of a bucket."""
-
-
 @dataclass
 class _Sweep:
     """How far the listing of a trigger's objects has come."""
@@ -114,7 +96,18 @@ class _Reports:
 class TriggerWorker:
     """Makes the runs of objects. Thread-safe but for `run` and `run_round`, which the leader calls."""
 
-    dependencies: TriggerDependencies
+    catalog: TriggerCatalog
+    buckets: Buckets
+    stores: Callable[[str], Store]
+    submitter: Callable[[], ClusterSubmitter]
+    find_template: Callable[[str, str], Manifest | None]
+    """Returns a WorkflowTemplate by namespace and name, as it is now."""
+    take_start: Callable[[str], float]
+    """Takes the right to start a run in a namespace; returns 0, or the seconds until there is one."""
+    metrics: TriggerMetrics
+    monotonic: Callable[[], float]
+    interval_seconds: float
+    """Time between two listings of a bucket."""
     _done: FIFOCache[tuple[str, str, str], None] = field(default_factory=lambda: FIFOCache(_REMEMBERED_OBJECTS))
     _reports: dict[tuple[str, str], _Reports] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -125,7 +118,7 @@ class TriggerWorker:
 
     @property
     def _guard(self) -> TenantGuard:
-        return TenantGuard("triggers", self.dependencies.metrics.observe_trigger_failure)
+        return TenantGuard("triggers", self.metrics.observe_trigger_failure)
 
     def handle_notification(self, notified: Sequence[NotifiedObject]) -> dict[str, int]:
         """Make the runs of the objects that a notification names.
@@ -145,7 +138,7 @@ class TriggerWorker:
             self._deliveries.release()
 
     def _handle(self, notified: Sequence[NotifiedObject]) -> dict[str, int]:
-        triggers = self.dependencies.catalog.read(_CATALOG_SECONDS).triggers
+        triggers = self.catalog.read(_CATALOG_SECONDS).triggers
         counts = Counter({"unwanted": 0, **{outcome.value: 0 for outcome in TriggerOutcome}})
         failure: StoreError | None = None
         for notice in notified:
@@ -162,7 +155,7 @@ class TriggerWorker:
         return dict(counts)
 
     def _make_runs(self, triggers: Sequence[Trigger], bucket: str, key: str) -> list[TriggerOutcome]:
-        version = self.dependencies.buckets.find(bucket, key) if triggers else None
+        version = self.buckets.find(bucket, key) if triggers else None
         if version is None:
             return []
         outcomes: list[TriggerOutcome] = []
@@ -179,7 +172,7 @@ class TriggerWorker:
         return outcomes
 
     def _may_want(self, trigger: Trigger, bucket: str, key: str) -> bool:
-        stored = self.dependencies.catalog.sources.is_stored_by_tiphys(bucket, key)
+        stored = self.catalog.sources.is_stored_by_tiphys(bucket, key)
         return not stored and trigger.spec.matches(bucket, key)
 
     def _make_run(self, trigger: Trigger, version: ObjectVersion, source: TriggerSource) -> TriggerOutcome:
@@ -203,7 +196,7 @@ class TriggerWorker:
             waits = isinstance(error, ConflictError) and trigger.spec.resume
             return TriggerOutcome.WAITING if waits else TriggerOutcome.REFUSED
         except Exception:  # noqa: BLE001  a tenant writes the template, which must not end the work for the others
-            self.dependencies.metrics.observe_trigger_failure()
+            self.metrics.observe_trigger_failure()
             _log.exception("trigger.crashed", namespace=trigger.namespace, trigger=trigger.template)
             return TriggerOutcome.REFUSED
         if made is None:
@@ -211,7 +204,7 @@ class TriggerWorker:
         self._remember(identity)
         if not made.is_new:
             return TriggerOutcome.REPEATED
-        self.dependencies.metrics.observe_triggered_run(source)
+        self.metrics.observe_triggered_run(source)
         _log.info(
             "trigger.started",
             namespace=trigger.namespace,
@@ -227,16 +220,16 @@ class TriggerWorker:
     def _start(self, trigger: Trigger, version: ObjectVersion, source: TriggerSource) -> TriggeredRun | None:
         """The run of an object; None while the rate of the namespace is used up."""
         check_object_name(version)
-        store = self.dependencies.stores(trigger.namespace)
+        store = self.stores(trigger.namespace)
         if (existing := find_triggered_run(store, trigger, version)) is not None:
             return TriggeredRun(existing, is_new=False)
-        template = self.dependencies.find_template(trigger.namespace, trigger.template)
+        template = self.find_template(trigger.namespace, trigger.template)
         if template is None:
             raise NotFoundError(f"WorkflowTemplate {trigger.namespace}/{trigger.template} was deleted")
         pipeline = build_triggered_pipeline(trigger, template, version)  # what is refused takes nothing of the rate
-        if self.dependencies.take_start(trigger.namespace):
+        if self.take_start(trigger.namespace):
             return None
-        submitter = TenantSubmitter(self.dependencies.submitter(), trigger.namespace)
+        submitter = TenantSubmitter(self.submitter(), trigger.namespace)
         return start_triggered_run(store, submitter, trigger, pipeline, version, source)
 
     def _remember(self, identity: tuple[str, str, str]) -> None:
@@ -248,8 +241,8 @@ class TriggerWorker:
 
         The number of reasons depends on names of objects, which tenants choose.
         """
-        self.dependencies.metrics.observe_trigger_failure()
-        now, reason = self.dependencies.monotonic(), why[:2000]
+        self.metrics.observe_trigger_failure()
+        now, reason = self.monotonic(), why[:2000]
         with self._lock:
             reports = self._reports.get((trigger.namespace, trigger.template))
             if reports is None or now - reports.since >= _REPORTS_SECONDS:
@@ -267,13 +260,13 @@ class TriggerWorker:
         """List the buckets until ``stop``."""
         listed_at = float("-inf")
         while not stop.is_set():
-            now = self.dependencies.monotonic()
-            if is_due := now - listed_at >= self.dependencies.interval_seconds:
+            now = self.monotonic()
+            if is_due := now - listed_at >= self.interval_seconds:
                 listed_at = now
             if is_due or any(sweep.is_due for sweep in self._sweeps.values()):
                 with self._guard.visit():
                     self.run_round(stop, begin=is_due)
-            stop.wait(min(_TICK_SECONDS, self.dependencies.interval_seconds))
+            stop.wait(min(_TICK_SECONDS, self.interval_seconds))
 
     def run_round(self, stop: threading.Event, *, begin: bool = True) -> None:
         """Give each trigger with objects to look at a turn; ``begin``: all triggers begin a listing, or go on with it.
@@ -281,7 +274,7 @@ class TriggerWorker:
         Raises:
             StoreError: the API server does not answer.
         """
-        listed = self.dependencies.catalog.read(0.0 if begin else _CATALOG_SECONDS)
+        listed = self.catalog.read(0.0 if begin else _CATALOG_SECONDS)
         for problem in listed.problems:
             self._report(problem, problem.reason)
         self._sweeps = {
@@ -297,7 +290,7 @@ class TriggerWorker:
             if sweep.is_due and not stop.is_set():
                 self._take_guarded_turn(trigger, sweep, stop)
         waiting = sum(max(sweep.waiting, sweep.waited) for sweep in self._sweeps.values())
-        self.dependencies.metrics.set_trigger_state(waiting, len(listed.problems))
+        self.metrics.set_trigger_state(waiting, len(listed.problems))
 
     def _take_guarded_turn(self, trigger: Trigger, sweep: _Sweep, stop: threading.Event) -> None:
         is_done = False
@@ -312,7 +305,7 @@ class TriggerWorker:
     def _take_turn(self, trigger: Trigger, sweep: _Sweep, stop: threading.Event) -> None:
         starts = 0
         for _ in range(_PAGES_PER_TURN):
-            page = self.dependencies.buckets.list_page(trigger.spec.bucket, trigger.spec.prefix, sweep.after)
+            page = self.buckets.list_page(trigger.spec.bucket, trigger.spec.prefix, sweep.after)
             for version in page.versions:
                 if stop.is_set() or starts >= _STARTS_PER_TURN:
                     return

@@ -34,7 +34,7 @@ from tiphys_controller.alerts.rules import (
     read_alert_rules,
 )
 from tiphys_controller.alerts.webhook import AlertInbox, DeliveryReceipt, parse_delivery
-from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.act import AutoResumeReconciler
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits, SubmissionStatus
 from tiphys_controller.kubernetes.alert_worker import AlertSweep
@@ -83,10 +83,14 @@ class Desk:
         self.shut: dict[str, str] = {}
         self.handled_: list[tuple[str, str]] = []
         self.inbox = AlertInbox(lambda _: store, ("default",))
-        given = ReconcilerDependencies(
-            lambda _: store, lambda: submitter, lambda: True, lambda _: ObservationHealth(), lambda: self.now
-        )  # type: ignore[arg-type, return-value]
-        self.attendant = AutoResumeReconciler(given, AutoResumeLimits(mode=mode, resumes_per_minute=6000.0))
+        self.attendant = AutoResumeReconciler(
+            lambda _: store,
+            lambda: submitter,  # type: ignore[arg-type, return-value]
+            lambda: True,
+            lambda _: ObservationHealth(),
+            lambda: self.now,
+            AutoResumeLimits(mode=mode, resumes_per_minute=6000.0),
+        )
         self.orders = AlertHandler(lambda _: store, self.attendant, RULES, self)
 
     def deliver(self, *alerts: dict[str, Any]) -> DeliveryReceipt:

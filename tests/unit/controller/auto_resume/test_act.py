@@ -13,7 +13,7 @@ from support.builders.lineage import START_TIMES
 from support.fakes.submitter import FakeSubmitter
 from support.processes.failpoints import dying_at
 from tiphys_controller import resume_run, start_run
-from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies, ReconcileResult
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcileResult
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 
@@ -55,15 +55,13 @@ class Desk:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        given = ReconcilerDependencies(
+        self.attendant = AutoResumeReconciler(
             lambda _: self.store,
             lambda: self.submitter,
             lambda: self.leads,
             lambda _: self.health,
             lambda: self.now,
-        )
-        self.attendant = AutoResumeReconciler(
-            given, AutoResumeLimits(mode=self.mode, resumes_per_minute=self.per_minute)
+            AutoResumeLimits(mode=self.mode, resumes_per_minute=self.per_minute),
         )
 
     def attend(self, **given: Any) -> ReconcileResult:

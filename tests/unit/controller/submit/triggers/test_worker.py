@@ -175,7 +175,7 @@ def test_a_run_store_within_the_watched_prefix_starts_nothing(
     world = TriggerWorld(tmp_path, open_store, template(namespace="runs", objects="s3://raw/runs/"))
     own = [version("ml/tiphys/control/x", bucket="runs"), version("ml/tiphys/data/x", bucket="runs")]
     world.templates["ml", "loop"] = template("loop", objects="s3://runs/")
-    world.worker.dependencies.catalog.sources._urls = ("s3://runs",)
+    world.worker.catalog.sources._urls = ("s3://runs",)
     world.buckets.put(*own, version("ml/free", bucket="runs"))
     world.worker.handle_notification(notified(*(one.key for one in own), bucket="runs"))
     sweep(world)
@@ -416,7 +416,7 @@ def test_an_api_server_that_does_not_answer_is_asked_again(world: TriggerWorld) 
             raise StoreError("the API server does not answer")
         return list(world.templates.values())
 
-    world.worker.dependencies.catalog._list_templates = refuse
+    world.worker.catalog._list_templates = refuse
     world.worker.run(Ticks(world, 70.0))
 
     assert world.sources() == ["s3://raw/ml/a"]
