@@ -33,27 +33,33 @@ def find_writers(folder: Path, proc: Path = _PROC) -> FolderWriters | None:
     except OSError:
         return None
     for pid in pids:
-        if pid == os.getpid():
-            continue
-        opened: list[str] = []
+        process, opened = proc / str(pid), list[str]()
         try:
-            opened += _open_paths(proc / str(pid), prefix)
+            if pid == os.getpid() or _read_parent(process)[1] is None:
+                continue  # without a look at its files: there may be thousands of zombies
+            opened += _open_paths(process, prefix)
         except PermissionError:
             unreadable.add(pid)
-        except OSError:
+        except (OSError, ValueError):
             continue  # the process has ended
         try:
-            name, _, fields = (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
-            state, parent, _, _, _, _, flags, *_ = fields.split()
+            name, parent = _read_parent(process)
         except (OSError, ValueError):
             continue
         # Read last: a process that ends closes its files before it is gone.
-        if state not in "ZX" and not int(flags) & _PF_EXITING:
-            parents[pid] = int(parent)
+        if parent is not None:
+            parents[pid] = parent
         writers |= {path.removeprefix(prefix): f"process {pid} ({name})" for path in opened}
     processes = frozenset(pid for pid in parents if _is_descendant(pid, parents))
     # The processes of other users do not write to this folder, unless they are parts of the program.
     return None if processes & unreadable else FolderWriters(writers, processes)
+
+
+def _read_parent(process: Path) -> tuple[str, int | None]:
+    """Name and parent of a process; no parent if it has ended, or is about to."""
+    name, _, fields = (process / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
+    state, parent, _, _, _, _, flags, *_ = fields.split()
+    return name, None if state in "ZX" or int(flags) & _PF_EXITING else int(parent)
 
 
 def _open_paths(process: Path, prefix: str) -> Iterator[str]:

@@ -31,7 +31,7 @@ def test_a_file_that_is_open_for_writing_has_its_process(tmp_path):
 @pytest.mark.parametrize(("state", "flags"), [("R", EXITING), ("Z", RUNNING), ("X", RUNNING)])
 def test_a_process_that_ends_counts_as_ended_because_its_files_are_closed(tmp_path, state, flags):
     add_process(tmp_path / "proc", 7, "S", RUNNING)
-    add_process(tmp_path / "proc", 8, state, flags)
+    add_process(tmp_path / "proc", 8, state, flags, tmp_path / "ckpt" / "é.pt")
     writers = find_writers(tmp_path / "ckpt", tmp_path / "proc")
     assert writers is not None
-    assert writers.processes == {7}
+    assert (writers.names, writers.processes) == ({}, {7})
