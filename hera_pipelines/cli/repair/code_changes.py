@@ -8,7 +8,7 @@ import difflib
 import importlib.metadata
 import platform
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,17 +117,26 @@ class RunEdits:
         declared = {parameter["name"] for parameter in declared_parameters(changed)}
         inherited = {name: value for name, value in author_parameters(before).items() if name in declared}
         values = {**inherited, **parameters}
-        in_file = author_parameters(changed).items()
-        if kept := {
-            name: text for name, text in in_file if name in inherited and values[name] == inherited[name] != text
-        }:
-            differences = ", ".join(f"{name}={inherited[name]} (the file: {text})" for name, text in kept.items())
-            words = [word for name, text in kept.items() for word in ("-p", f"{name}={text}")]
-            fork = shlex.join(["tiphys", "fork", run, str(self.file), *words])
-            note(f"parameters keep the values of run {run}: {differences}; with those of the file: {fork}")
+        if kept := _describe_kept(run, self.file, inherited, values, author_parameters(changed)):
+            note(kept)
         return WorkflowChange(
             _complete(changed, self.pipeline, self.file.parent, before, values), actions, version_lookup
         )
+
+
+def _describe_kept(
+    run: str, file: Path, inherited: Mapping[str, str], values: Mapping[str, str], in_file: Mapping[str, str]
+) -> str:
+    """Which values of the file give way to those of the run, and how to use them; empty if none do."""
+    kept = {
+        name: text for name, text in in_file.items() if name in inherited and values[name] == inherited[name] != text
+    }
+    if not kept:
+        return ""
+    differences = ", ".join(f"{name}={inherited[name]} (the file: {text})" for name, text in kept.items())
+    words = [word for name, text in kept.items() for word in ("-p", f"{name}={text}")]
+    fork = shlex.join(["tiphys", "fork", run, str(file), *words])
+    return f"parameters keep the values of run {run}: {differences}; with those of the file: {fork}"
 
 
 def _complete(
