@@ -153,7 +153,7 @@ def test_leases_never_exceed_the_gpus_that_exist(state):
     held += [(one.request, pool) for one, pool, _ in started(state)]
     by_pool, by_type = Counter(), Counter()
     for request, pool in held:
-        by_pool[request.queue, pools.find_pool_of_request(queues, request, pool)] += request.gpus
+        by_pool[request.queue, pools.find_pool(queues, request.queue, request.gpu_type, pool)] += request.gpus
         by_type[pools.gpu_kind_in_pool(request, pool)] += request.gpus
     for queue in queues.queues:
         for pool in queue.gpus:

@@ -132,7 +132,6 @@ class AutoResumeReconciler:
     is_leader: Callable[[], bool]
     """Whether this controller leads; checked right before each action."""
     observation_health: Callable[[str], ObservationHealth]
-    """Health of the observations of a namespace."""
     monotonic: Callable[[], float]
     limits: AutoResumeLimits
 

@@ -58,7 +58,6 @@ class ObservationHealthTracker:
     find_blind_reason: Callable[[], str]
     """Returns why the watch cache may lack Workflows; empty if it is complete."""
     count_running: Callable[[], int]
-    """Returns the number of running runs."""
     limits: AutoResumeLimits
     """How far back ends are counted."""
     monotonic: Callable[[], float]

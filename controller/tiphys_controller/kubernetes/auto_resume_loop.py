@@ -50,7 +50,6 @@ class TrackedRun:
     ended_at: float | None = None
     """When its end was noticed, by the monotonic clock; None before."""
     workflow: WorkflowView | None = None
-    """Its newest observed Workflow."""
     shutdowns: dict[str, str] = field(default_factory=dict)
     """``spec.shutdown`` of its Workflows, by uid."""
 
@@ -63,7 +62,6 @@ class TrackedWorkflow:
     run_key: RunKey | None = None
     resolve_at: float = 0.0
     is_end_recorded: bool = False
-    """Whether its end was recorded."""
     vanished_at: float = 0.0
     """When it was noticed to be gone."""
 

@@ -73,17 +73,13 @@ class ControllerDependencies:
     """Name of the pod; unique among the replicas."""
     lease_namespace: str
     limits: AutoResumeLimits = field(default_factory=lambda: AutoResumeLimits(mode=AutomationMode.OFF))
-    """Mode and limits of automatic resumes."""
     inbox: AlertInbox | None = None
-    """Inbox of alerts; None without a webhook."""
     rules: AlertRules = field(default_factory=lambda: DEFAULT_ALERT_RULES)
-    """Actions by alert name."""
     janitor_mode: AutomationMode = AutomationMode.OFF
     """Whether the janitor removes dead uploads and old alerts."""
     triggers: TriggerSettings | None = None
     """What triggers may do; None: there are none."""
     buckets: Buckets = field(default_factory=S3Buckets)
-    """Buckets at which triggers look."""
     agent_pods: bool = True
     """Whether Argo creates agent pods, of which failed ones must be deleted."""
     descriptions: bool = True

@@ -67,7 +67,6 @@ class Janitor:
     find_blind_reason: Callable[[], str]
     """Returns why the watch cache may lack objects; empty if it is complete."""
     cluster_name: Callable[[], str]
-    """Name of this cluster."""
     read_ledger: Callable[[], Object | None]
     """The `GPULedger`; None without one."""
     is_leader: Callable[[], bool]

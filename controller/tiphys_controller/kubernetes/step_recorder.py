@@ -68,14 +68,11 @@ class StepRecorder:
     cluster: Callable[[], str]
     """Returns the identity of the cluster; connects at its first call."""
     stores: Callable[[str], Store]
-    """Returns the store of a namespace."""
     metrics: ControllerMetrics
     now: Callable[[], datetime]
-    """Wall clock."""
     warn: Callable[[Object, str], None]
     """Records an Event of the Workflow that says why steps of it are not recorded; each sentence once."""
     monotonic: Callable[[], float] = time.monotonic
-    """Monotonic clock in seconds."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _large_workflow: threading.Lock = field(default_factory=threading.Lock)
     _waiting: OrderedDict[str, _Waiting] = field(default_factory=OrderedDict)

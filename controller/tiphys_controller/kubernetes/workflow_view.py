@@ -78,7 +78,6 @@ class WorkflowView(NamedTuple):
     gangs: frozenset[GangBackend] = frozenset()
     """Kinds of objects that create the pods of its gangs."""
     auto_resume: bool = False
-    """Whether its pipeline enables automatic resumes."""
     plugin_failure: str = ""
     """Message of the plugin node that failed last; empty without one."""
     waits: Mapping[GpuWait, str] = MappingProxyType({})

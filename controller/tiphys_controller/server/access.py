@@ -46,9 +46,7 @@ class AccessControl:
     token_file: Path
     """File that holds the token; read at each call, so that it can be rotated."""
     observe_call: CallObserver
-    """Called after each call."""
     monotonic: Callable[[], float] = time.monotonic
-    """Monotonic clock in seconds."""
     burst: int = _BURST
     """Largest number of calls at once after a quiet time."""
 

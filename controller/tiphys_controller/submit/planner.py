@@ -121,7 +121,6 @@ class RunPlan(NamedTuple):
     decisions: PlanDecisions
     graph: TaskGraph
     names: StepNames
-    """Names of its steps and items for people."""
     seconds: float
     """Time to plan, storage included."""
     rerun_roots: tuple[str, ...] = ()

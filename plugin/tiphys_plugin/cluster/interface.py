@@ -85,7 +85,6 @@ class PodStatus(BaseModel):
     """Rank of the pod in its gang; None for a single pod."""
     uid: str = ""
     grace_seconds: float | None = None
-    """Termination grace period of the pod in seconds; None if unknown."""
     ending: bool = False
     """Whether the deletion of the pod was requested."""
     termination_message: str = ""

@@ -14,7 +14,7 @@ from tiphys.protocol.execute_api import (
 from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import StepKind, StepSpec
-from tiphys.records import AttemptClaim, CheckpointRef, SkippedCheckpoint
+from tiphys.records import AttemptClaim, SkippedCheckpoint
 from tiphys.records.tracking import TRACKING_ID_OUTPUT, tracking_id
 from tiphys.store import LineageLayout, Store, read_run
 from tiphys_plugin.attempts import gangs
@@ -145,9 +145,10 @@ def _describe_attempt(call: StepCall, claim: AttemptClaim) -> str:
         sentence = f"{number} starts from the beginning"
     else:
         start = claim.starts_from
+        lineage = "" if start.lineage == claim.lineage else f" of {start.lineage}"
         sentence = (
             f"{number} resumes from step {start.global_step} (checkpoint of attempt "
-            f"{start.attempt}{_lineage_suffix(start, claim)}, to be verified)"
+            f"{start.attempt}{lineage}, to be verified)"
         )
     return "; ".join([sentence, *map(_describe_skipped, claim.skipped)])
 
@@ -155,10 +156,6 @@ def _describe_attempt(call: StepCall, claim: AttemptClaim) -> str:
 def _describe_escalation(claim: AttemptClaim) -> str:
     words = claim.escalation.explanation if claim.escalation else ""
     return f"After earlier failures: {words}" if words else ""
-
-
-def _lineage_suffix(start: CheckpointRef, claim: AttemptClaim) -> str:
-    return "" if start.lineage == claim.lineage else f" of {start.lineage}"
 
 
 def _describe_skipped(skipped: SkippedCheckpoint) -> str:

@@ -46,7 +46,6 @@ class DeploymentSettings:
     """Served namespaces; None for all of the cluster."""
     ledger_kind: LedgerKind = LedgerKind.TIPHYS
     ledger_name: str = DEFAULT_LEDGER_NAME
-    """Name of the GPULedger object."""
     release_namespace: str = ""
     """Namespace of the GPULedger and the Lease objects; empty for the namespace of this pod."""
     image_pull_timeout_seconds: float = IMAGE_PULL_TIMEOUT_SECONDS

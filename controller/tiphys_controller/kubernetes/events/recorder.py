@@ -118,13 +118,10 @@ class EventRecorder:
 
     view: WatchCache
     stores: Callable[[str], Store]
-    """Returns the store of a namespace."""
     writer: ClusterWriter
     metrics: ControllerMetrics
     now: Callable[[], datetime]
-    """Wall clock."""
     monotonic: Callable[[], float]
-    """Monotonic clock in seconds."""
     descriptions: bool = True
     """Whether to write title and description of Workflows too."""
     _recorded: dict[str, _RecordedWorkflow] = field(default_factory=dict)

@@ -38,7 +38,6 @@ class Trigger(NamedTuple):
     template: str
     spec: TriggerSpec
     created_at: datetime
-    """When the WorkflowTemplate was created."""
 
     @property
     def since(self) -> datetime:

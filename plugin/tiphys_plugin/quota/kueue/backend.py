@@ -18,6 +18,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import structlog
 
@@ -82,6 +83,7 @@ _KEEP_FINISHED = timedelta(minutes=10)
 """How long a finished Workload is kept for people who look into a queue."""
 _KEEP_HELD = timedelta(days=7)
 """How long one that an administrator holds: the next attempt, which may come late, is held by it."""
+_T = TypeVar("_T")
 _log = structlog.get_logger()
 
 
@@ -106,11 +108,7 @@ class KueueAdmission:
     def request(self, request: LeaseRequest) -> Admission:
         if (refusal := find_unsupported(request)) is not None:
             return Rejected(AdmissionReason.UNSUPPORTED_BY_KUEUE, refusal)
-        for _ in range(_MAX_TRIES):
-            with contextlib.suppress(ConflictError), _explained(request.namespace):
-                if (answer := self._try_request(request)) is not None:
-                    return answer
-        raise StoreError(f"{_describe(request)} was changed by others {_MAX_TRIES} times in a row; ask again")
+        return _until_done(request.namespace, _describe(request), lambda: self._try_request(request))
 
     def _try_request(self, request: LeaseRequest) -> Admission | None:
         """One try; None if the Workload that was found had ended and is deleted now."""
@@ -139,7 +137,8 @@ class KueueAdmission:
                 f"{', '.join(names) or 'none'}; name one of them as the queue of the step, or have the administrator "
                 "create it",
             )
-        spot_flavors = [] if request.spot == "no" else self._list_spot_flavors()
+        flavors = self._api.list(KUEUE_FLAVORS).items if request.spot != "no" else []
+        spot_flavors = [item for item in flavors if is_spot_flavor(item)]
         if request.spot == "only" and not spot_flavors:
             return Rejected(
                 AdmissionReason.NO_MATCHING_GPU_TYPE,
@@ -169,9 +168,6 @@ class KueueAdmission:
         parsed = (workload for workload in map(self._parse, found) if workload)
         own = [workload for workload in parsed if workload.request.workflow_step == request.workflow_step]
         return bool(own) and max(own, key=lambda workload: workload.request.attempt).is_on_hold
-
-    def _list_spot_flavors(self) -> list[Object]:
-        return [item for item in self._api.list(KUEUE_FLAVORS).items if is_spot_flavor(item)]
 
     def _grant(self, workload: KueueWorkload) -> Admitted:
         """The answer for an admitted Workload. Repeated, it is the same."""
@@ -212,7 +208,7 @@ class KueueAdmission:
         """End an eviction before the grant, as Kueue's integrations do once their pods are gone; no pod exists yet."""
         eviction = workload.eviction
         reason, message = (eviction.reason, eviction.message) if eviction else ("", "")
-        self._write_status(workload, without_reservation(workload.manifest, reason, message, self._clock()))
+        self._replace_status(workload.manifest, without_reservation(workload.manifest, reason, message, self._clock()))
         return Deferred(
             AdmissionReason.WAITING_FOR_QUOTA, f"Kueue took the GPUs back before the start ({reason}: {message})", 1
         )
@@ -238,20 +234,19 @@ class KueueAdmission:
 
         ``gpu_type`` is the name of the flavor, see `AdmissionBackend.restore`.
         """
-        for _ in range(_MAX_TRIES):
-            with contextlib.suppress(ConflictError), _explained(request.namespace):
-                if self._try_restore(request, gpu_type or "", nodes):
-                    return request.gpus
-        raise StoreError(f"{_describe(request)} was changed by others {_MAX_TRIES} times in a row; ask again")
+        return _until_done(
+            request.namespace, _describe(request), lambda: self._try_restore(request, gpu_type or "", nodes)
+        )
 
-    def _try_restore(self, request: LeaseRequest, flavor: str, nodes: tuple[str, ...]) -> bool:
+    def _try_restore(self, request: LeaseRequest, flavor: str, nodes: tuple[str, ...]) -> int | None:
+        """One try; the GPUs, or None if the Workload that was found had ended and is deleted now."""
         found = self._api.get(KUEUE_WORKLOADS, request.namespace, workload_name(request))
         workload = self._parse(found) if found is not None else None
         if found is not None and (workload is None or workload.is_finished):
             self._api.delete(KUEUE_WORKLOADS, request.namespace, found["metadata"]["name"])
-            return False
+            return None
         if workload is not None and workload.grant is not None:
-            return True
+            return request.gpus
         if workload is None:
             body = build_workload(request, is_running=True)
             workload = parse_workload(self._api.create(KUEUE_WORKLOADS, request.namespace, body))
@@ -263,10 +258,10 @@ class KueueAdmission:
         assigned = self._read_flavor(flavor, workload)
         if not workload.manifest.get("status", {}).get("admission"):
             status = with_reservation(workload, queue["spec"]["clusterQueue"], flavor, request, self._clock())
-            workload = parse_workload(self._write_status(workload, status))
+            workload = parse_workload(self._replace_status(workload.manifest, status))
         members = request.members
         self._annotate(workload, Grant(granted_at=self._clock(), flavor=assigned, members=members, nodes=nodes))
-        return True
+        return request.gpus
 
     def withdraw(self, uid: str) -> None:
         for workload in self._list(f"{MANAGED_BY},{WORKFLOW_UID_LABEL}={uid}"):
@@ -276,26 +271,18 @@ class KueueAdmission:
 
     def release(self, lease: str) -> None:
         namespace, name = split_lease_id(lease)
-        if not namespace:
-            return
-        for _ in range(_MAX_TRIES):
-            with contextlib.suppress(ConflictError), _explained(namespace):
-                manifest = self._api.get(KUEUE_WORKLOADS, namespace, name)
-                if manifest is None or condition_is_true(manifest, "Finished"):
-                    return
-                conditions = with_condition(
-                    manifest,
-                    "Finished",
-                    True,
-                    "Released",
-                    "the attempt has ended, and its pods are gone",
-                    self._clock(),
-                )
-                failpoint("kueue.before_finish")
-                self._replace_status(manifest, {**manifest.get("status", {}), "conditions": conditions})
-                failpoint("kueue.after_finish")
-                return
-        raise StoreError(f"Workload {lease} was changed by others {_MAX_TRIES} times in a row; ask again")
+        if namespace:
+            _until_done(namespace, f"Workload {lease}", lambda: self._try_release(namespace, name))
+
+    def _try_release(self, namespace: str, name: str) -> bool:
+        manifest = self._api.get(KUEUE_WORKLOADS, namespace, name)
+        if manifest is not None and not condition_is_true(manifest, "Finished"):
+            message = "the attempt has ended, and its pods are gone"
+            conditions = with_condition(manifest, "Finished", True, "Released", message, self._clock())
+            failpoint("kueue.before_finish")
+            self._replace_status(manifest, {**manifest.get("status", {}), "conditions": conditions})
+            failpoint("kueue.after_finish")
+        return True
 
     def grow(self, lease: str, made: int) -> Lease | None:  # noqa: ARG002  part of the protocol
         """None: a Workload has reserved its quota once, and Kueue cannot reserve more for it."""
@@ -303,20 +290,21 @@ class KueueAdmission:
 
     def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = (), made: int | None = None) -> None:  # noqa: ARG002
         namespace, name = split_lease_id(lease)
-        for _ in range(_MAX_TRIES):
-            with contextlib.suppress(ConflictError), _explained(namespace):
-                manifest = self._api.get(KUEUE_WORKLOADS, namespace, name) if namespace else None
-                workload = parse_workload(manifest) if manifest is not None else None
-                grant = workload.grant if workload is not None else None
-                if workload is None or grant is None or workload.is_finished or grant.members <= members:
-                    return
-                # Kueue counts the pod set without its reclaimable pods (Kueue, "Dynamic Reclaim"). To it, those of the
-                # pod set that it did not admit are reclaimable, too.
-                lost = {"name": POD_SET, "count": workload.manifest["spec"]["podSets"][0]["count"] - members}
-                written = self._write_status(workload, {**workload.manifest["status"], "reclaimablePods": [lost]})
-                self._annotate(parse_workload(written), grant.model_copy(update={"members": members, "nodes": nodes}))
-                return
-        raise StoreError(f"Workload {lease} was changed by others {_MAX_TRIES} times in a row; ask again")
+        if namespace:
+            _until_done(namespace, f"Workload {lease}", lambda: self._try_shrink(namespace, name, members, nodes))
+
+    def _try_shrink(self, namespace: str, name: str, members: int, nodes: tuple[str, ...]) -> bool:
+        manifest = self._api.get(KUEUE_WORKLOADS, namespace, name)
+        workload = parse_workload(manifest) if manifest is not None else None
+        grant = workload.grant if workload is not None else None
+        if workload is None or grant is None or workload.is_finished or grant.members <= members:
+            return True
+        # Kueue counts the pod set without its reclaimable pods (Kueue, "Dynamic Reclaim"). To it, those of the pod set
+        # that it did not admit are reclaimable, too.
+        lost = {"name": POD_SET, "count": workload.manifest["spec"]["podSets"][0]["count"] - members}
+        written = self._replace_status(workload.manifest, {**workload.manifest["status"], "reclaimablePods": [lost]})
+        self._annotate(parse_workload(written), grant.model_copy(update={"members": members, "nodes": nodes}))
+        return True
 
     def release_workflow(self, uid: str) -> None:
         self.withdraw(uid)
@@ -427,9 +415,6 @@ class KueueAdmission:
         }
         self._api.patch(KUEUE_WORKLOADS, workload.namespace, workload.name, {"metadata": metadata})
 
-    def _write_status(self, workload: KueueWorkload, status: Object) -> Object:
-        return self._replace_status(workload.manifest, status)
-
     def _replace_status(self, manifest: Object, status: Object) -> Object:
         body = {**manifest, "status": status}
         return self._api.replace(KUEUE_WORKLOADS, manifest["metadata"]["namespace"], body, "status")
@@ -458,6 +443,15 @@ def find_unsupported(request: LeaseRequest) -> str | None:
             "`within` out, or use the ledger of Tiphys"
         )
     return None
+
+
+def _until_done(namespace: str, workload: str, attempt: Callable[[], _T | None]) -> _T:
+    """The result of ``attempt``, which is repeated while it is None or others change the Workload meanwhile."""
+    for _ in range(_MAX_TRIES):
+        with contextlib.suppress(ConflictError), _explained(namespace):
+            if (result := attempt()) is not None:
+                return result
+    raise StoreError(f"{workload} was changed by others {_MAX_TRIES} times in a row; ask again")
 
 
 @contextlib.contextmanager

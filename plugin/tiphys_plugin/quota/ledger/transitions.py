@@ -216,7 +216,7 @@ def restore(
     if queue is not None and queue.max_priority is not None:
         request = replace(request, priority=min(request.priority, queue.max_priority))
     request = with_cohort(state.queues, request)
-    pool = gpu_type or pools.find_pool_of_request(state.queues, request, None)
+    pool = gpu_type or pools.find_pool(state.queues, request.queue, request.gpu_type, None)
     # Pods that run hold their GPUs whatever the quota is now. Those that do not run yet get theirs as a request would.
     if running_members < request.members and not _has_quota(state, request, pool):
         if running_members == 0:
@@ -232,7 +232,7 @@ def _has_quota(state: LedgerState, request: LeaseRequest, granted_pool: str) -> 
     queue = queues.find(request.queue) if isinstance(queues, Queues) else None
     if not isinstance(queues, Queues) or queue is None:
         return False
-    pool = pools.find_pool_of_request(queues, request, granted_pool)
+    pool = pools.find_pool(queues, request.queue, request.gpu_type, granted_pool)
     return pool in queue.gpus and Capacity(queues, state.leases).available_gpus(queue, pool) >= request.gpus
 
 

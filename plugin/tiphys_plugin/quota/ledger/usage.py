@@ -72,5 +72,5 @@ def _first_eligible_pool(rules: QueueRules, request: LeaseRequest) -> str | None
 def _sum_gpus(rules: QueueRules, requests: list[tuple[LeaseRequest, str | None]]) -> _GpuSums:
     gpus: _GpuSums = Counter()
     for request, gpu_kind in requests:
-        gpus[request.queue, pools.find_pool_of_request(rules, request, gpu_kind)] += request.gpus
+        gpus[request.queue, pools.find_pool(rules, request.queue, request.gpu_type, gpu_kind)] += request.gpus
     return gpus

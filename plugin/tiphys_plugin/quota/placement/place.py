@@ -372,7 +372,8 @@ def _find_placement(
 def _choose_nodes(free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy) -> Placement | None:
     nodes = free_capacity.inventory.nodes
     choice = policy.choose_capacity(
-        free_capacity.distinct_capacities(_required_gpu_type(gang)), gang.pod.multiplied_by(gang.members)
+        free_capacity.distinct_capacities(gang.pod.gpu_type if gang.pod.gpus else None),
+        gang.pod.multiplied_by(gang.members),
     )
     if choice is not None:
         name = nodes[free_capacity.nodes_with_capacity(choice.capacity)[0]].name
@@ -380,8 +381,3 @@ def _choose_nodes(free_capacity: ClusterFreeCapacity, gang: GangRequest, policy:
     if gang.members > 1 and (numbers := spread_over_topology(free_capacity, gang, policy)) is not None:
         return Placement(gang, tuple(nodes[number].name for number in numbers))
     return None
-
-
-def _required_gpu_type(gang: GangRequest) -> str | None:
-    """GPU type of the nodes to search; None: all nodes, also for pods without GPUs."""
-    return gang.pod.gpu_type if gang.pod.gpus else None

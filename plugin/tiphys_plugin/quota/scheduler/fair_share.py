@@ -85,8 +85,9 @@ class DecayedUsage:
         return means
 
     def _count(self, lease: Lease, times: int) -> None:
-        key = (lease.request.queue, pools.find_pool_of_request(self._queues, lease.request, lease.pool))
-        gpus = times * lease.request.gpus
+        request = lease.request
+        key = (request.queue, pools.find_pool(self._queues, request.queue, request.gpu_type, lease.pool))
+        gpus = times * request.gpus
         self._held[key] += gpus
         self._not_yet_counted[key] += gpus * _decay_factor(lease.usage_from, self._since, self._half_life)
 

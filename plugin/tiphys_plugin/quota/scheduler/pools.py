@@ -43,7 +43,10 @@ def _find_eligible_flavors(queues: Queues, queue: Queue, request: LeaseRequest) 
     """
     if request.spot == "avoided":
         without_spot = _find_eligible_flavors(queues, queue, replace(request, spot="no"))
-        suffices = any(_max_holdable_gpus(queues, queue, request, pool) >= request.gpus for pool in without_spot)
+        suffices = any(
+            min(queues.max_gpus(queue, pool), count_existing_gpus(queues, request, pool)) >= request.gpus
+            for pool in without_spot
+        )
         return without_spot if suffices else _find_eligible_flavors(queues, queue, replace(request, spot="allowed"))
     gpu_type = request.gpu_type
     suitable = [pool for pool in list_pools_in_order(queues, queue) if is_kind_suitable(queues, pool, request)]
@@ -62,11 +65,6 @@ def _by_preference(queues: Queues, request: LeaseRequest, pools: Iterable[str]) 
     preference = {gpu_type: number for number, gpu_type in enumerate((*request.gpu_types, ANY_TYPE))}
     types = {pool: queues.flavor_set.gpu_type_of(pool) for pool in pools}
     return sorted((pool for pool in types if types[pool] in preference), key=lambda pool: preference[types[pool]])
-
-
-def _max_holdable_gpus(queues: Queues, queue: Queue, request: LeaseRequest, pool: str) -> float:
-    """Most GPUs of a pool that the request could ever hold."""
-    return min(queues.max_gpus(queue, pool), count_existing_gpus(queues, request, pool))
 
 
 def list_pools_in_order(queues: Queues, queue: Queue) -> list[str]:
@@ -114,13 +112,8 @@ def gpu_kind_in_pool(request: LeaseRequest, pool: str) -> str | None:
     return request.gpu_type if pool == ANY_TYPE else pool
 
 
-def find_pool_of_request(rules: QueueRules, request: LeaseRequest, chosen_kind: str | None) -> str:
-    """Pool of a lease, also of one granted under older queues; ``chosen_kind`` is the granted kind, if known."""
-    return find_pool(rules, request.queue, request.gpu_type, chosen_kind)
-
-
-def find_pool(rules: QueueRules, queue_name: str, gpu_type: str | None, chosen_kind: str | None = None) -> str:
-    """Pool of a queue in which a lease counts.
+def find_pool(rules: QueueRules, queue_name: str, gpu_type: str | None, chosen_kind: str | None) -> str:
+    """Pool of a queue in which a lease counts, also one granted under older queues.
 
     ``gpu_type`` is the requested type, None for any; ``chosen_kind`` the granted GPU kind, if known.
     """

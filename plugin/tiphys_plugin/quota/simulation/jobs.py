@@ -196,7 +196,6 @@ class ReplayResult:
     rejected: tuple[tuple[TraceJob, AdmissionReason], ...]
     never_started: tuple[TraceJob, ...]
     cycles: int
-    """Number of scheduling cycles."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class _Simulation:
         self._advance = advance
         self._costs = costs or PreemptionCosts()
         self._is_preempting = costs is not None and queues.preempts
-        self._total_gpus = _all_gpus(queues)
+        self._total_gpus = sum(sum(queue.gpus.values()) for queue in queues.queues)
         self._cluster = SimulatedCluster(queues, self._costs)
         if policy is select_admissible:
             self._pending = PendingJobs(self._queue_position, _queues_to_see_whole(queues))
@@ -192,8 +192,3 @@ def _queues_to_see_whole(queues: Queues) -> frozenset[str]:
     Without preemptible backfill the first blocked request of a shape already keeps those behind it from starting.
     """
     return frozenset(queue.name for queue in queues.queues if len(queues.queues) > 1 and queue.is_backfill_preemptible)
-
-
-def _all_gpus(queues: Queues) -> int:
-    """Most GPUs that can be held at once."""
-    return sum(sum(queue.gpus.values()) for queue in queues.queues)

@@ -145,7 +145,6 @@ class QueueOutcome:
     quota_utilisation: float | None
     """Utilisation of the quota, from the first submission to the last end; above 1 with borrowed GPUs."""
     preemptions: int
-    """Number of preemptions of jobs of the queue."""
     lost_gpu_hours: float
     """GPU-hours that preemptions cost: saves, repeated training, and restarts."""
     longest_line: int
