@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tiphys_controller.run_search import list_run_summaries
     from tiphys_controller.runs import RunDetail, RunSummary, describe_run
     from tiphys_controller.submit.fork import ForkResult, fork_run
-    from tiphys_controller.submit.idempotency import start_run_once
     from tiphys_controller.submit.plan_report import (
         API_VERSION,
         ItemReport,
@@ -43,7 +42,6 @@ _HOMES = {
     "run_search": ("list_run_summaries",),
     "runs": ("RunDetail", "RunSummary", "describe_run"),
     "submit.fork": ("ForkResult", "fork_run"),
-    "submit.idempotency": ("start_run_once",),
     "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StartCheckpoint", "StepReport"),
     "submit.planner": ("WorkflowChange",),
     "submit.recover": ("LostRun", "RecoveredRun", "count_lost_runs", "list_lost_runs", "recover_runs"),

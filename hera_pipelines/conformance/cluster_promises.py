@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from tiphys_controller import ClusterSubmitter, LiveWorkflow, start_run, start_run_once
+from tiphys_controller import ClusterSubmitter, LiveWorkflow, start_run
 from tiphys_controller.doctor import CheckStatus, Finding, check_cluster, observe_cluster
 from tiphys_controller.doctor.check import passed
 from tiphys_controller.doctor.observed import ClusterObservation, find_served_store, is_kueue_ledger
@@ -92,8 +92,8 @@ class ClusterPromises:
         self.runs.append(self.name)
 
         def start(_: int) -> str:
-            given = (deepcopy(manifest), self.name, self.name, self.api.namespace)
-            return start_run_once(self.store, self.submitter, *given).workflow_name
+            given = (deepcopy(manifest), self.name, self.api.namespace)
+            return start_run(self.store, self.submitter, *given, key=self.name).workflow_name
 
         with ThreadPoolExecutor(2) as pool:
             answers = set(pool.map(start, range(2)))

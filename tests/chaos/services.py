@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from support.builders.compiled_workflows import gated, pipeline_of
-from tiphys_controller import resume_run, start_run_once
+from tiphys_controller import resume_run, start_run
 from tiphys_controller.auto_resume.act import AutoResumeReconciler
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutoResumeLimits
@@ -158,7 +158,7 @@ class Desk:
         def command(store: SimulatedStore, cluster: SimulatedCluster) -> None:
             while True:
                 try:
-                    started = start_run_once(store, cluster, build_manifest(), key, namespace=NAMESPACE)
+                    started = start_run(store, cluster, build_manifest(), namespace=NAMESPACE, key=key)
                 except StoreError:
                     self._world.scheduler.sleep(20.0)
                 else:

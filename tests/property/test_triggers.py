@@ -101,12 +101,12 @@ def the_content_is_not_looked_at(plant: pytest.MonkeyPatch) -> None:
 
 
 def who_goes_on_after_a_death_begins_anew(plant: pytest.MonkeyPatch) -> None:
-    numbers, begin = count(), start.begin_run_once
+    numbers, begin = count(), start.begin_run
 
-    def begin_anew(store, submitter, pipeline, key, request, *others):  # type: ignore[no-untyped-def]
-        return begin(store, submitter, pipeline, f"{key}/{next(numbers)}", request, *others)
+    def begin_anew(store, submitter, new, request):  # type: ignore[no-untyped-def]
+        return begin(store, submitter, new, request._replace(key=f"{request.key}/{next(numbers)}"))
 
-    plant.setattr(start, "begin_run_once", begin_anew)
+    plant.setattr(start, "begin_run", begin_anew)
 
 
 def nothing_is_listed(plant: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def main(
     try:
         connected = api()
         submitter = KubernetesSubmitter(connected, identify_cluster(connected))
-        done = resume_run(store(options.store), submitter, options.run, key=options.key)
+        done = resume_run(store(options.store), submitter, options.run, key=options.key or None)
     except TiphysError as error:
         print(f"resume: {error}", file=sys.stderr)  # noqa: T201  this is the command's own voice
         return error.exit_code

@@ -14,7 +14,7 @@ from tiphys.records import Event, json_digest, task_name
 from tiphys.store import RunLayout, Store, append_events
 from tiphys_controller.plan.drift import DriftFinding, check_drift_allowed
 from tiphys_controller.plan.prune import clear_identity
-from tiphys_controller.submit.idempotency import StartRequest, begin_run_once, find_started_run
+from tiphys_controller.submit.idempotency import StartRequest, find_started_run
 from tiphys_controller.submit.plan_report import PlanReport, build_plan_report
 from tiphys_controller.submit.planner import (
     RunPlan,
@@ -49,7 +49,7 @@ def fork_run(
     change: WorkflowChange | None = None,
     dry_run: bool = False,
     suffix: Callable[[], str] = random_suffix,
-    key: str = "",
+    key: str | None = None,
 ) -> ForkResult:
     """Begin a run that reuses what ``parent`` has finished, and trains on from its checkpoints.
 
@@ -77,8 +77,22 @@ def fork_run(
     if dry_run:
         return ForkResult(report, parent_plan.drift)
     check_workflow_digest(parent_plan.state.record)
-    options = _ForkOptions(run, namespace or recorded_namespace(parent_plan.state.record), tuple(rerun), change)
-    started = _start_fork(store, submitter, parent_plan, options, key, suffix)
+    pipeline = CompiledPipeline.from_manifest(clear_identity(parent_plan.pipeline.manifest))
+    namespace = namespace or recorded_namespace(parent_plan.state.record)
+    rerun_steps = tuple(name for name in parent_plan.rerun_steps if task_name(name) in parent_plan.pipeline.steps)
+    new = NewRun(pipeline, run, namespace, suffix, parent, rerun_steps)
+    # The digest of the request for an idempotency key. Later changes of the parent do not change it.
+    content = {
+        "parent": parent,
+        "again": list(rerun),
+        "workflow": change.workflow if change else None,
+        "run": run or "",
+        "namespace": namespace,
+    }
+    request = StartRequest(key, json_digest(content), f"{run or 'a run'} as a fork of run {parent}")
+    if find_started_run(store, request) is None:
+        check_drift_allowed(parent_plan.drift, parent, is_fork=True)
+    started = begin_run(store, submitter, new, request)
     if parent_plan.state.damaged_ends and started.created:
         append_events(store, started.run, "controller", [_build_passed_over_event(parent_plan)])
     return ForkResult(report, parent_plan.drift, started)
@@ -89,36 +103,3 @@ def _build_passed_over_event(parent_plan: RunPlan) -> Event:
     keys = [RunLayout(parent).attempt_end(*damaged) for damaged in sorted(parent_plan.state.damaged_ends)]
     message = f"`tiphys fork {parent}` passed over damaged records, whose results it does not reuse: {', '.join(keys)}"
     return Event(name="record.passed_over", message=message, data={"passed_over": keys})
-
-
-class _ForkOptions(NamedTuple):
-    """Arguments of a fork beside the parent."""
-
-    run: str | None
-    namespace: str
-    rerun: tuple[str, ...]
-    change: WorkflowChange | None
-
-    def start_request(self, parent: str) -> StartRequest:
-        """The request for an idempotency key. Later changes of the parent do not change it."""
-        content = {
-            "parent": parent,
-            "again": list(self.rerun),
-            "workflow": self.change.workflow if self.change else None,
-            "run": self.run or "",
-            "namespace": self.namespace,
-        }
-        return StartRequest(json_digest(content), f"{self.run or 'a run'} as a fork of run {parent}")
-
-
-def _start_fork(
-    store: Store, submitter: Submitter, run_plan: RunPlan, options: _ForkOptions, key: str, suffix: Callable[[], str]
-) -> StartResult:
-    parent = run_plan.state.record.run
-    request = options.start_request(parent)
-    if not (key and find_started_run(store, key, request)):
-        check_drift_allowed(run_plan.drift, parent, is_fork=True)
-    pipeline = CompiledPipeline.from_manifest(clear_identity(run_plan.pipeline.manifest))
-    rerun_steps = tuple(name for name in run_plan.rerun_steps if task_name(name) in run_plan.pipeline.steps)
-    new = NewRun(pipeline, options.run, options.namespace, suffix, parent, rerun_steps)
-    return begin_run_once(store, submitter, new, key, request) if key else begin_run(store, submitter, new)

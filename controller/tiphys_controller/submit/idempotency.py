@@ -1,4 +1,4 @@
-"""Starts a run once per idempotency key, however often the call is repeated.
+"""Idempotency keys: however often a call under one key is repeated, it starts one run.
 
 The key names the run before any record of the run is written. Every later write
 is create-only and names the key, so a repeated call finds what exists and adds
@@ -7,26 +7,11 @@ any text, and a reader of the store does not learn it.
 """
 
 import hashlib
-from collections.abc import Callable
 from typing import NamedTuple
 
 from tiphys.errors import ConflictError, UsageError
-from tiphys.faults import failpoint
-from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.records import IdempotencyKeyRecord, RunRecord, SubmissionBinding, json_digest
-from tiphys.store import RunLayout, Store, claim_record, claim_run, find_record, idempotency_record_key, open_submission
-from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
-from tiphys_controller.submit.start import (
-    NewRun,
-    StartResult,
-    build_first_claim,
-    build_run_record,
-    candidate_run_names,
-    random_suffix,
-    submit_first,
-)
-from tiphys_controller.submit.submission import check_workflow_name_free, recover_created_workflow
-from tiphys_controller.submit.submitter import Submitter
+from tiphys.records import IdempotencyKeyRecord
+from tiphys.store import Store, claim_record, find_record, idempotency_record_key
 
 _LONGEST_KEY = 255
 
@@ -45,125 +30,45 @@ def digest_idempotency_key(key: str) -> str:
 
 
 class StartRequest(NamedTuple):
-    """The start requested under a key: a digest of all arguments, and a description for messages."""
+    """The start requested under a key: a digest of all other arguments, and a description for messages."""
 
+    key: str | None
+    """None: each call starts a run of its own."""
     content_digest: str
     description: str
 
-
-def start_run_once(
-    store: Store,
-    submitter: Submitter,
-    manifest: Manifest,
-    key: str,
-    run: str | None = None,
-    namespace: str = "default",
-    suffix: Callable[[], str] = random_suffix,
-) -> StartResult:
-    """Start a run of a compiled pipeline, or find the run started under ``key``.
-
-    Returns the first submission; ``created`` is False if an earlier call sent it.
-
-    Args:
-        store: Store of the run.
-        submitter: Cluster that gets the Workflow.
-        manifest: The compiled Workflow.
-        key: Idempotency key.
-        run: Name of the run; None: as `start_run` chooses one.
-        namespace: Namespace of the Workflow.
-        suffix: Returns the random part of a name.
-
-    Raises:
-        UsageError: the key or the name is not valid, or Tiphys did not compile the Workflow.
-        ConflictError: the key was used for another request, a run without this
-            key has the name, or the run was begun for another cluster.
-    """
-    pipeline = CompiledPipeline.from_manifest(manifest)
-    digest = json_digest({"workflow": manifest, "run": run or "", "namespace": namespace})
-    request = StartRequest(digest, f"{run or 'a run'} of pipeline {pipeline.name}")
-    return begin_run_once(store, submitter, NewRun(pipeline, run, namespace, suffix), key, request)
+    @property
+    def key_digest(self) -> str:
+        """`digest_idempotency_key`; empty without a key."""
+        return "" if self.key is None else digest_idempotency_key(self.key)
 
 
-def find_started_run(store: Store, key: str, request: StartRequest) -> IdempotencyKeyRecord | None:
-    """The run begun under ``key``; None for none.
+def find_started_run(store: Store, request: StartRequest) -> IdempotencyKeyRecord | None:
+    """The run begun under the key; None for none, or without a key.
 
     Raises:
         UsageError: the key is not valid.
         ConflictError: the key was used for another request.
     """
-    reservation = find_record(store, idempotency_record_key(digest_idempotency_key(key)), IdempotencyKeyRecord)
-    return reservation and _check_same_request(reservation, key, request)
+    if request.key is None:
+        return None
+    reservation = find_record(store, idempotency_record_key(request.key_digest), IdempotencyKeyRecord)
+    return reservation and _check_same_request(reservation, request)
 
 
-def begin_run_once(store: Store, submitter: Submitter, new: NewRun, key: str, request: StartRequest) -> StartResult:
-    """Like `start_run_once`, for a run that may be a fork."""
-    new = new._replace(key=digest_idempotency_key(key))
-    reservation = find_started_run(store, key, request)
-    if reservation is None:
-        try:
-            name = _find_free_name(store, submitter, new)
-        except ConflictError:  # the same request, sent twice at once, may have taken the name since
-            reservation = find_started_run(store, key, request)
-            if reservation is None:
-                raise
-        else:
-            own = IdempotencyKeyRecord(run=name, namespace=new.namespace, content=request.content_digest)
-            stored = claim_record(store, idempotency_record_key(new.key), own).record
-            reservation = _check_same_request(stored, key, request)
-    failpoint("start.after_key")
-    return _submit_first(store, submitter, _claim_run_record(store, new, reservation), new.namespace)
+def reserve_run(store: Store, request: StartRequest, run: str, namespace: str) -> IdempotencyKeyRecord:
+    """Let the key name the run, unless it names one already; returns the run that it names. Raises as above."""
+    own = IdempotencyKeyRecord(run=run, namespace=namespace, content=request.content_digest)
+    stored = claim_record(store, idempotency_record_key(request.key_digest), own).record
+    return _check_same_request(stored, request)
 
 
-def _check_same_request(reservation: IdempotencyKeyRecord, key: str, request: StartRequest) -> IdempotencyKeyRecord:
+def _check_same_request(reservation: IdempotencyKeyRecord, request: StartRequest) -> IdempotencyKeyRecord:
     if reservation.content == request.content_digest:
         return reservation
     raise ConflictError(
-        f"idempotency key {key!r} was used at {reservation.written_at:%Y-%m-%d %H:%M:%S} UTC to start run "
+        f"idempotency key {request.key!r} was used at {reservation.written_at:%Y-%m-%d %H:%M:%S} UTC to start run "
         f"{reservation.run} "
         f"(content {reservation.content[:12]}), and this call asks for something else ({request.description}, content "
         f"{request.content_digest[:12]}); repeat the call with the same arguments, or choose another key"
-    )
-
-
-def _find_free_name(store: Store, submitter: Submitter, new: NewRun) -> str:
-    name = ""
-    for name in candidate_run_names(new):
-        check_workflow_name_free(store, submitter, new.namespace, name, 1)
-        if find_record(store, RunLayout(name).run_record, RunRecord) is None:
-            check_name_free_of_leftovers(store, name)
-            return name
-    raise _name_taken_error(store, name)
-
-
-def _claim_run_record(store: Store, new: NewRun, reservation: IdempotencyKeyRecord) -> RunRecord:
-    record = build_run_record(new._replace(namespace=reservation.namespace), reservation.run)
-    existing = claim_run(store, record).record
-    if existing.key != new.key:
-        raise _name_taken_error(store, reservation.run)
-    failpoint("start.after_record")
-    if new.parent:
-        check_not_deleted(store, new.parent)
-    return existing
-
-
-def _submit_first(store: Store, submitter: Submitter, record: RunRecord, namespace: str) -> StartResult:
-    claim = build_first_claim(record, submitter.cluster, namespace)
-    existing = open_submission(store, claim).record
-    binding = find_record(store, RunLayout(record.run).submission_binding(1), SubmissionBinding)
-    if binding is not None:
-        return StartResult(record.run, 1, binding.workflow_name, binding.uid, created=False)
-    if existing.cluster not in ("", submitter.cluster):
-        raise ConflictError(
-            f"run {record.run} was begun under this key for cluster {existing.cluster} and may run there; cluster "
-            f"{submitter.cluster} does not show it. Repeat the call there, or use `tiphys resume {record.run} --force`"
-        )
-    if live := recover_created_workflow(store, submitter, existing):
-        return StartResult(record.run, 1, live.name, live.uid, created=False)
-    return submit_first(store, submitter, record, existing)
-
-
-def _name_taken_error(store: Store, name: str) -> ConflictError:
-    return ConflictError(
-        f"{store.url} already has a run {name!r}, which was not begun under this key; choose another name, or continue "
-        f"it with `tiphys resume {name}`"
     )

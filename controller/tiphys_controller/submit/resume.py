@@ -243,7 +243,7 @@ def resume_run(
     dry_run: bool = False,
     namespace: str = "",
     rerun: Sequence[str] = (),
-    key: str = "",
+    key: str | None = None,
     change: WorkflowChange | None = None,
     *,
     is_recorded: bool = False,
@@ -280,7 +280,7 @@ def resume_run(
     check_rerun_volumes(run_plan.pipeline, run_plan.rerun_steps)
     request = ResumeRequest(
         run_plan.rerun_roots if rerun else (),
-        digest_idempotency_key(key) if key else "",
+        "" if key is None else digest_idempotency_key(key),
         _changed_workflow_digest(run_plan, change),
     )
     if earlier := _find_earlier_result(store, run_plan, request):

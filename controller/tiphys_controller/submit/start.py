@@ -11,14 +11,23 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run_name, json_digest
-from tiphys.store import Store, claim_run, open_submission
+from tiphys.records import (
+    IdempotencyKeyRecord,
+    RunRecord,
+    SubmissionBinding,
+    SubmissionClaim,
+    SubmissionKind,
+    check_run_name,
+    json_digest,
+)
+from tiphys.store import RunLayout, Store, claim_run, find_record, open_submission
 from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
 from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, prune_workflow, workflow_name
 from tiphys_controller.plan.step_state import ReusedResult
 from tiphys_controller.submit.authored_facts import author_parameters, check_authored_name, read_code_version
+from tiphys_controller.submit.idempotency import StartRequest, find_started_run, reserve_run
 from tiphys_controller.submit.planner import plan_stored_run
-from tiphys_controller.submit.submission import check_workflow_name_free, create_and_bind
+from tiphys_controller.submit.submission import check_workflow_name_free, create_and_bind, recover_created_workflow
 from tiphys_controller.submit.submitter import Submitter
 from tiphys_controller.submit.takeovers import record_takeovers
 
@@ -53,9 +62,7 @@ class NewRun(NamedTuple):
     name: str | None
     """None: the pipeline's ``run_name``, or else the pipeline's name and ``suffix``."""
     namespace: str
-    """Namespace of the Workflow."""
     suffix: Callable[[], str] = random_suffix
-    """Returns the random part of a name."""
     parent: str = ""
     """The run that it is forked from; empty for none."""
     rerun_steps: tuple[str, ...] = ()
@@ -71,8 +78,9 @@ def start_run(
     run: str | None = None,
     namespace: str = "default",
     suffix: Callable[[], str] = random_suffix,
+    key: str | None = None,
 ) -> StartResult:
-    """Start a run of a compiled pipeline.
+    """Start a run of a compiled pipeline; returns its first submission.
 
     Args:
         store: Store of the run.
@@ -82,18 +90,24 @@ def start_run(
             pipeline's name and ``suffix``.
         namespace: Namespace of the Workflow.
         suffix: Returns the random part of a name.
+        key: Idempotency key: all calls under one key start one run and return it.
 
     Raises:
-        UsageError: the name is not valid or differs from the pipeline's
+        UsageError: the key is not valid, the name is not or differs from the pipeline's
             ``run_name``, or Tiphys did not compile the Workflow.
-        ConflictError: the run, or a Workflow of its name, exists.
+        ConflictError: the run, or a Workflow of its name, exists without this key, the key was used
+            for another request, or the run was begun for another cluster.
     """
     pipeline = CompiledPipeline.from_manifest(manifest)
-    return begin_run(store, submitter, NewRun(pipeline, run, namespace, suffix))
+    digest = json_digest({"workflow": manifest, "run": run or "", "namespace": namespace})
+    request = StartRequest(key, digest, f"{run or 'a run'} of pipeline {pipeline.name}")
+    return begin_run(store, submitter, NewRun(pipeline, run, namespace, suffix), request)
 
 
-def begin_run(store: Store, submitter: Submitter, new: NewRun) -> StartResult:
-    """Like `start_run`, for a run that may be a fork."""
+def begin_run(store: Store, submitter: Submitter, new: NewRun, request: StartRequest) -> StartResult:
+    """Like `start_run`, for a run that may be a fork. ``request`` counts if it has a key."""
+    if request.key is not None:
+        return _begin_run_once(store, submitter, new, request)
     record = _record_run(store, submitter, new)
     failpoint("start.after_record")
     if new.parent:  # a deletion claims its run before it looks for forks, so one of the two sees the other
@@ -192,4 +206,61 @@ def _record_run(store: Store, submitter: Submitter, new: NewRun) -> RunRecord:
             return record
     raise ConflictError(
         f"{store.url} already has a run {name!r}; choose another name, or continue it with `tiphys resume {name}`"
+    )
+
+
+def _begin_run_once(store: Store, submitter: Submitter, new: NewRun, request: StartRequest) -> StartResult:
+    new = new._replace(key=request.key_digest)
+    reservation = find_started_run(store, request)
+    if reservation is None:
+        try:
+            name = _find_free_name(store, submitter, new)
+        except ConflictError:  # the same request, sent twice at once, may have taken the name since
+            reservation = find_started_run(store, request)
+            if reservation is None:
+                raise
+        else:
+            reservation = reserve_run(store, request, name, new.namespace)
+    failpoint("start.after_key")
+    record = _claim_run_record(store, new, reservation)
+    claim = build_first_claim(record, submitter.cluster, new.namespace)
+    existing = open_submission(store, claim).record
+    binding = find_record(store, RunLayout(record.run).submission_binding(1), SubmissionBinding)
+    if binding is not None:
+        return StartResult(record.run, 1, binding.workflow_name, binding.uid, created=False)
+    if existing.cluster not in ("", submitter.cluster):
+        raise ConflictError(
+            f"run {record.run} was begun under this key for cluster {existing.cluster} and may run there; cluster "
+            f"{submitter.cluster} does not show it. Repeat the call there, or use `tiphys resume {record.run} --force`"
+        )
+    if live := recover_created_workflow(store, submitter, existing):
+        return StartResult(record.run, 1, live.name, live.uid, created=False)
+    return submit_first(store, submitter, record, existing)
+
+
+def _find_free_name(store: Store, submitter: Submitter, new: NewRun) -> str:
+    name = ""
+    for name in candidate_run_names(new):
+        check_workflow_name_free(store, submitter, new.namespace, name, 1)
+        if find_record(store, RunLayout(name).run_record, RunRecord) is None:
+            check_name_free_of_leftovers(store, name)
+            return name
+    raise _name_taken_error(store, name)
+
+
+def _claim_run_record(store: Store, new: NewRun, reservation: IdempotencyKeyRecord) -> RunRecord:
+    record = build_run_record(new._replace(namespace=reservation.namespace), reservation.run)
+    existing = claim_run(store, record).record
+    if existing.key != new.key:
+        raise _name_taken_error(store, reservation.run)
+    failpoint("start.after_record")
+    if new.parent:
+        check_not_deleted(store, new.parent)
+    return existing
+
+
+def _name_taken_error(store: Store, name: str) -> ConflictError:
+    return ConflictError(
+        f"{store.url} already has a run {name!r}, which was not begun under this key; choose another name, or continue "
+        f"it with `tiphys resume {name}`"
     )

@@ -195,7 +195,7 @@ def resume(
             force=force,
             namespace=namespace,
             rerun=edits.rerun,
-            key=options.idempotency_key or "",
+            key=options.idempotency_key,
             change=change,
         )
         submission = _show_resume(screen, store, resumed, options.output)

@@ -80,7 +80,7 @@ def fork(
     change = edits.build_change(store, run, runs_locally=not on_cluster, note=screen.note)
 
     def submit(submitter: Submitter, namespace: str) -> tuple[str, int] | None:
-        key = options.idempotency_key or ""
+        key = options.idempotency_key
         forked = fork_run(store, submitter, run, name, namespace, edits.rerun, change, dry_run=dry_run, key=key)
         _show_fork(screen, store, run, forked, options.output)
         started = forked.started

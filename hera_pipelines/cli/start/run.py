@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tiphys_controller import StartResult, Submitter, start_run, start_run_once
+from tiphys_controller import StartResult, Submitter, start_run
 from tiphys_plugin import load_queues
 
 from hera_pipelines.cli.progress.local import ALREADY_STARTED_MESSAGE, record_code_folder
@@ -124,20 +124,18 @@ def _start(
     target: SubmissionTarget, manifest: Manifest, name: str | None, submitter: Submitter, namespace: str
 ) -> tuple[str, int] | None:
     """Start the run, or find the one of the same idempotency key; returns the submission to follow, if any."""
-    key, note = target.options.idempotency_key, target.screen.note
-    if key is None:
-        started = start_run(target.store, submitter, manifest, name, namespace)
-    else:
-        started = start_run_once(target.store, submitter, manifest, key, name, namespace)
+    started = start_run(target.store, submitter, manifest, name, namespace, key=target.options.idempotency_key)
     show_started(target.screen, started, target.options.output)
     submitted = started.run, started.submission
     if started.created:
         return submitted
     if target.options.on_cluster:
-        note(ALREADY_STARTED_MESSAGE)
+        target.screen.note(ALREADY_STARTED_MESSAGE)
         return submitted if submitter.find(namespace, started.workflow_name) else None
     found = target.local_submission(started.run, started.workflow_name)
-    note(f"{ALREADY_STARTED_MESSAGE}; see {found.command('get')}, continue with {found.command('resume')}")
+    target.screen.note(
+        f"{ALREADY_STARTED_MESSAGE}; see {found.command('get')}, continue with {found.command('resume')}"
+    )
     return None
 
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from tiphys_controller import Submitter, WorkflowChange, fork_run, resume_run, start_run, start_run_once
+from tiphys_controller import Submitter, WorkflowChange, fork_run, resume_run, start_run
 
 from support.builders.compiled_workflows import History, gated, pipeline_of
 from tiphys.protocol.compiled_workflow import Manifest
@@ -49,7 +49,7 @@ def _resume(**given: Any) -> Ask:
 
 
 def _start(store: Store, submitter: Submitter) -> Any:
-    return start_run_once(store, submitter, PIPELINE, "nightly", run="new")
+    return start_run(store, submitter, PIPELINE, "new", key="nightly")
 
 
 def _fork(store: Store, submitter: Submitter) -> Any:

@@ -138,10 +138,12 @@ def test_a_training_that_goes_on_wrongly_breaks_the_promise(
 def test_a_request_that_makes_two_workflows_breaks_the_promise(
     promises: ClusterPromises, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(store: Any, submitter: Any, manifest: Any, key: str, run: str, namespace: str) -> Any:
-        return cluster_promises.start_run(store, submitter, manifest, f"{run}-{random.random()}", namespace)
+    start_run = cluster_promises.start_run
 
-    monkeypatch.setattr(cluster_promises, "start_run_once", start)
+    def start(store: Any, submitter: Any, manifest: Any, run: str, namespace: str, *, key: str) -> Any:
+        return start_run(store, submitter, manifest, f"{run}-{random.random()}", namespace)
+
+    monkeypatch.setattr(cluster_promises, "start_run", start)
     found = found_by(promises, "submission")["submission"]
     assert found.state.value == "failed"
     assert "two requests under one key made" in found.sentence

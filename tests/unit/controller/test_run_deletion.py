@@ -27,7 +27,6 @@ from support.processes.failpoints import dying_at
 from tiphys_controller import fork_run, list_run_summaries, resume_run, run_deletion, start_run
 from tiphys_controller.cleanup import WorkflowPresence, find_stalled_runs
 from tiphys_controller.run_deletion import RunDeletion, delete_runs, plan_deletions
-from tiphys_controller.submit.idempotency import start_run_once
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError
 from tiphys.lineage.retention.policy import list_pins, pin_checkpoint, unpin_checkpoint
@@ -263,11 +262,11 @@ def test_shared_results_of_the_run_are_no_longer_offered(store: Store, submitter
 
 
 def test_the_idempotency_key_of_a_deleted_run_can_be_used_again(store: Store, submitter: FakeSubmitter) -> None:
-    start_run_once(store, submitter, PIPELINE, "nightly", RUN)
+    start_run(store, submitter, PIPELINE, RUN, key="nightly")
     submitter.end(RUN)
     delete_runs(store, submitter, [RUN])
     submitter.delete(RUN)
-    assert start_run_once(store, submitter, PIPELINE, "nightly", RUN).created
+    assert start_run(store, submitter, PIPELINE, RUN, key="nightly").created
 
 
 def test_of_a_deletion_and_a_resume_only_one_begins(store: Store, submitter: FakeSubmitter) -> None:
@@ -367,7 +366,7 @@ def _die_after(store: MemoryStore, writes: int) -> None:
 
 def test_a_deletion_that_is_killed_at_any_write_is_completed_by_the_next(submitter: FakeSubmitter) -> None:
     whole = MemoryStore()
-    start_run_once(whole, submitter, PIPELINE, "nightly", RUN)
+    start_run(whole, submitter, PIPELINE, RUN, key="nightly")
     with_records(whole, submitter, RUN)
     resume_run(whole, submitter, RUN)
     submitter.end(f"{RUN}-2")
@@ -422,7 +421,7 @@ def test_a_name_is_not_free_while_its_run_is_partly_deleted(store: Store, submit
     with pytest.raises(ConflictError, match="partly deleted"):
         start_run(store, submitter, PIPELINE, RUN)
     with pytest.raises(ConflictError, match="partly deleted"):
-        start_run_once(store, submitter, PIPELINE, "key", RUN)
+        start_run(store, submitter, PIPELINE, RUN, key="key")
     with pytest.raises(NotFoundError, match="partly deleted"):
         read_run(store, RUN)
 

@@ -17,9 +17,9 @@ from tiphys.records import Event, ObjectVersion, TriggeredRunRecord, TriggerSpec
 from tiphys.records.trigger import TriggerSource
 from tiphys.store import Store, append_events, claim_record, find_record
 from tiphys.store.layout import TRIGGERS, triggered_run_key
-from tiphys_controller.submit.idempotency import StartRequest, begin_run_once
+from tiphys_controller.submit.idempotency import StartRequest
 from tiphys_controller.submit.resume import resume_run
-from tiphys_controller.submit.start import NewRun
+from tiphys_controller.submit.start import NewRun, begin_run
 from tiphys_controller.submit.submitter import Submitter
 from tiphys_controller.submit.triggers.catalog import Trigger
 
@@ -87,8 +87,8 @@ def start_triggered_run(
         run, submission = resumed.run, resumed.submission or 0
     else:
         # A changed template does not make it another request: what has begun is completed, as it was begun.
-        request = StartRequest(json_digest({"trigger": key}), f"a run of {trigger.template} for {version.url}")
-        begun = begin_run_once(store, submitter, NewRun(pipeline, None, trigger.namespace), key, request)
+        request = StartRequest(key, json_digest({"trigger": key}), f"a run of {trigger.template} for {version.url}")
+        begun = begin_run(store, submitter, NewRun(pipeline, None, trigger.namespace), request)
         run, submission = begun.run, begun.submission
     failpoint("trigger.after_start")
     record = TriggeredRunRecord(object=version, source=source, run=run, submission=submission)

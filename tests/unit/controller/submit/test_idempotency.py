@@ -20,8 +20,8 @@ import pytest
 from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.fakes.submitter import FakeSubmitter
 from support.processes.failpoints import dying_at
-from tiphys_controller import StartResult, WorkflowChange, fork_run, resume_run, start_run, start_run_once
-from tiphys_controller.submit import idempotency
+from tiphys_controller import StartResult, WorkflowChange, fork_run, resume_run, start_run
+from tiphys_controller.submit import start
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -38,11 +38,11 @@ def keys(store: Store) -> list[str]:
 
 
 def test_the_same_key_begins_one_run(store: Store, submitter: FakeSubmitter) -> None:
-    first = start_run_once(store, submitter, PIPELINE, KEY)
+    first = start_run(store, submitter, PIPELINE, key=KEY)
     written = keys(store)
     submitter.end(first.run)
     submitter.delete(first.run)
-    second = start_run_once(store, submitter, PIPELINE, KEY)
+    second = start_run(store, submitter, PIPELINE, key=KEY)
 
     assert first.created
     assert second == first._replace(created=False)
@@ -52,7 +52,7 @@ def test_the_same_key_begins_one_run(store: Store, submitter: FakeSubmitter) -> 
 
 
 def test_different_keys_begin_different_runs(store: Store, submitter: FakeSubmitter) -> None:
-    runs = {start_run_once(store, submitter, PIPELINE, key).run for key in ("one", "two")}
+    runs = {start_run(store, submitter, PIPELINE, key=key).run for key in ("one", "two")}
 
     assert set(list_runs(store)) == runs
     assert len(runs) == 2
@@ -61,9 +61,9 @@ def test_different_keys_begin_different_runs(store: Store, submitter: FakeSubmit
 @pytest.mark.parametrize("point", POINTS)
 def test_a_call_that_died_is_completed_by_the_same_call(store: Store, submitter: FakeSubmitter, point: str) -> None:
     with dying_at(f"start.{point}"):
-        start_run_once(store, submitter, PIPELINE, KEY)
+        start_run(store, submitter, PIPELINE, key=KEY)
 
-    started = start_run_once(store, submitter, PIPELINE, KEY)
+    started = start_run(store, submitter, PIPELINE, key=KEY)
 
     assert started.created == (point in ("after_key", "after_record", "after_claim"))
     assert list(list_runs(store)) == [started.run]
@@ -78,10 +78,10 @@ def test_a_start_completed_by_a_resume_is_found_under_its_key(
     store: Store, submitter: FakeSubmitter, point: str
 ) -> None:
     with dying_at(f"start.{point}"):
-        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1", key=KEY)
     resume_run(store, submitter, "digits-1")
 
-    started = start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+    started = start_run(store, submitter, PIPELINE, "digits-1", key=KEY)
 
     assert started == StartResult("digits-1", 1, "digits-1", "uid-of-digits-1", created=False)
     assert submitter.names() == ["digits-1"]
@@ -92,12 +92,12 @@ def test_a_key_that_was_used_for_something_else_is_refused(
     store: Store, submitter: FakeSubmitter, other: dict[str, str]
 ) -> None:
     asked = {"manifest": PIPELINE, "key": KEY, "run": "digits-1"}
-    start_run_once(store, submitter, **asked)
+    start_run(store, submitter, **asked)
     before = keys(store)
 
     wanted = rf"start run digits-1 .*asks for something else \({other.get('run', 'digits-1')} of pipeline digits"
     with pytest.raises(ConflictError, match=wanted):
-        start_run_once(store, submitter, **(asked | other))
+        start_run(store, submitter, **(asked | other))
 
     assert keys(store) == before
     assert submitter.names() == ["digits-1"]
@@ -105,11 +105,11 @@ def test_a_key_that_was_used_for_something_else_is_refused(
 
 def test_a_run_that_was_begun_for_another_cluster_is_not_begun_here(store: Store, submitter: FakeSubmitter) -> None:
     with dying_at("start.after_claim"):
-        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1", key=KEY)
     east = FakeSubmitter(submitter.folder / "east", cluster="east")
 
     with pytest.raises(ConflictError, match="begun under this key for cluster west"):
-        start_run_once(store, east, PIPELINE, KEY, run="digits-1")
+        start_run(store, east, PIPELINE, "digits-1", key=KEY)
 
     assert east.names() == []
 
@@ -120,7 +120,7 @@ def test_a_name_that_another_run_has_is_refused(store: Store, submitter: FakeSub
     before = keys(store)
 
     with pytest.raises(ConflictError, match="already has a run 'digits-1', which was not begun under this key"):
-        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1", key=KEY)
 
     assert keys(store) == before
 
@@ -129,18 +129,18 @@ def test_a_name_that_a_stranger_has_takes_no_key(store: Store, submitter: FakeSu
     submitter.create({"metadata": {"name": "digits-1", "namespace": "default"}})
 
     with pytest.raises(ConflictError, match="already has a Workflow default/digits-1"):
-        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1", key=KEY)
 
     assert keys(store) == []
 
 
 def test_a_name_that_another_run_took_in_between_is_refused(store: Store, submitter: FakeSubmitter) -> None:
     with dying_at("start.after_key"):
-        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1", key=KEY)
     start_run(store, submitter, PIPELINE, "digits-1")
 
     with pytest.raises(ConflictError, match="which was not begun under this key"):
-        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1", key=KEY)
 
     assert read_run(store, "digits-1").key == ""
 
@@ -148,14 +148,14 @@ def test_a_name_that_another_run_took_in_between_is_refused(store: Store, submit
 @pytest.mark.parametrize("key", ["", "a" * 256, "a\nb", "\x00"])
 def test_a_key_that_cannot_be_repeated_is_refused(store: Store, submitter: FakeSubmitter, key: str) -> None:
     with pytest.raises(UsageError, match="idempotency key"):
-        start_run_once(store, submitter, PIPELINE, key)
+        start_run(store, submitter, PIPELINE, key=key)
 
     assert keys(store) == []
 
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "runs/digits-1", "%2e%2e/"])
 def test_a_key_cannot_name_a_place_in_the_store(store: Store, submitter: FakeSubmitter, key: str) -> None:
-    start_run_once(store, submitter, PIPELINE, key, run="digits-1")
+    start_run(store, submitter, PIPELINE, "digits-1", key=key)
 
     [held] = store.list("control/idempotency-keys/")
     assert held.key.removeprefix("control/idempotency-keys/").removesuffix(".json").isalnum()
@@ -233,18 +233,21 @@ def test_a_key_that_was_used_for_another_fork_is_refused(
     with pytest.raises(ConflictError, match=wanted):
         fork_run(store, submitter, **(asked | other))
     with pytest.raises(ConflictError, match="of pipeline digits"):
-        start_run_once(store, submitter, PIPELINE, KEY, run="hot")
+        start_run(store, submitter, PIPELINE, "hot", key=KEY)
 
     assert keys(store) == before
 
 
-def test_a_fork_under_a_key_that_cannot_be_repeated_is_refused(
-    store: Store, submitter: FakeSubmitter, parent: str
+@pytest.mark.parametrize("key", ["", "a\nb"])
+def test_a_fork_or_resume_under_a_key_that_cannot_be_repeated_is_refused(
+    store: Store, submitter: FakeSubmitter, parent: str, key: str
 ) -> None:
     before = keys(store)
 
     with pytest.raises(UsageError, match="idempotency key"):
-        fork_run(store, submitter, parent, key="a\nb")
+        fork_run(store, submitter, parent, key=key)
+    with pytest.raises(UsageError, match="idempotency key"):
+        resume_run(store, submitter, parent, key=key)
 
     assert keys(store) == before
 
@@ -254,14 +257,14 @@ def test_a_name_that_the_same_call_took_in_this_moment_is_that_of_the_run(
 ) -> None:
     """The same call, sent twice at once: the other is done between the look at the key and that at the name."""
     others: list[StartResult] = []
-    look = idempotency._find_free_name
+    look = start._find_free_name
 
     def look_later(*arguments: Any) -> str:
         if not others:
             others.append(StartResult("", 0, "", ""))  # the other call comes here, too
-            others[0] = start_run_once(store, submitter, PIPELINE, KEY, "nightly")
+            others[0] = start_run(store, submitter, PIPELINE, "nightly", key=KEY)
         return look(*arguments)
 
-    monkeypatch.setattr(idempotency, "_find_free_name", look_later)
-    assert start_run_once(store, submitter, PIPELINE, KEY, "nightly") == others[0]._replace(created=False)
+    monkeypatch.setattr(start, "_find_free_name", look_later)
+    assert start_run(store, submitter, PIPELINE, "nightly", key=KEY) == others[0]._replace(created=False)
     assert submitter.names() == ["nightly"]

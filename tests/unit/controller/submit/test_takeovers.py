@@ -21,7 +21,6 @@ from support.fakes.submitted_workflow import SubmittedWorkflow
 from support.fakes.submitter import FakeSubmitter
 from support.processes.failpoints import dying_at
 from tiphys_controller import StartResult, WorkflowChange, fork_run, plan_run, resume_run, start_run
-from tiphys_controller.submit.idempotency import start_run_once
 
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.operations import NOTHING_LEFT
@@ -320,11 +319,11 @@ def test_a_start_under_a_key_that_died_takes_over_the_same_when_it_is_repeated(
 ) -> None:
     runs.start("a", pipeline(share=True))
     runs.run_all("a")
-    given = (store, submitter, pipeline(share=True), "key-1", "b")
+    given = (store, submitter, pipeline(share=True), "b")
     with dying_at("start.after_takeover"):
-        start_run_once(*given)
+        start_run(*given, key="key-1")
 
-    started = start_run_once(*given)
+    started = start_run(*given, key="key-1")
 
     assert (started.run, started.created, len(started.taken_over)) == ("b", True, 5)
     assert runs.tasks("b") == ["report"]
