@@ -110,8 +110,7 @@ class KueueAdmission:
             return Rejected(AdmissionReason.UNSUPPORTED_BY_KUEUE, refusal)
         return _until_done(request.namespace, _describe(request), lambda: self._try_request(request))
 
-    def _try_request(self, request: LeaseRequest) -> Admission | None:
-        """One try; None if the Workload that was found had ended and is deleted now."""
+    def _try_request(self, request: LeaseRequest) -> Admission:
         manifest = self._api.get(KUEUE_WORKLOADS, request.namespace, workload_name(request))
         if manifest is None:
             return self._create(request)
@@ -120,7 +119,7 @@ class KueueAdmission:
             return Deferred(AdmissionReason.PENDING_EVALUATION, "the Workload of an earlier try is being deleted", 1)
         if workload.is_finished:
             self._delete(workload)
-            return None
+            raise ConflictError("the Workload had ended and is deleted now, so that another can be created")
         if workload.grant is None and workload.eviction is not None and workload.is_reserved:
             return self._return_reservation(workload)
         if workload.grant is not None or workload.is_admitted:
@@ -238,13 +237,12 @@ class KueueAdmission:
             request.namespace, _describe(request), lambda: self._try_restore(request, gpu_type or "", nodes)
         )
 
-    def _try_restore(self, request: LeaseRequest, flavor: str, nodes: tuple[str, ...]) -> int | None:
-        """One try; the GPUs, or None if the Workload that was found had ended and is deleted now."""
+    def _try_restore(self, request: LeaseRequest, flavor: str, nodes: tuple[str, ...]) -> int:
         found = self._api.get(KUEUE_WORKLOADS, request.namespace, workload_name(request))
         workload = self._parse(found) if found is not None else None
         if found is not None and (workload is None or workload.is_finished):
             self._api.delete(KUEUE_WORKLOADS, request.namespace, found["metadata"]["name"])
-            return None
+            raise ConflictError("the Workload had ended and is deleted now, so that another can be created")
         if workload is not None and workload.grant is not None:
             return request.gpus
         if workload is None:
@@ -274,7 +272,7 @@ class KueueAdmission:
         if namespace:
             _until_done(namespace, f"Workload {lease}", lambda: self._try_release(namespace, name))
 
-    def _try_release(self, namespace: str, name: str) -> bool:
+    def _try_release(self, namespace: str, name: str) -> None:
         manifest = self._api.get(KUEUE_WORKLOADS, namespace, name)
         if manifest is not None and not condition_is_true(manifest, "Finished"):
             message = "the attempt has ended, and its pods are gone"
@@ -282,7 +280,6 @@ class KueueAdmission:
             failpoint("kueue.before_finish")
             self._replace_status(manifest, {**manifest.get("status", {}), "conditions": conditions})
             failpoint("kueue.after_finish")
-        return True
 
     def grow(self, lease: str, made: int) -> Lease | None:  # noqa: ARG002  part of the protocol
         """None: a Workload has reserved its quota once, and Kueue cannot reserve more for it."""
@@ -293,18 +290,17 @@ class KueueAdmission:
         if namespace:
             _until_done(namespace, f"Workload {lease}", lambda: self._try_shrink(namespace, name, members, nodes))
 
-    def _try_shrink(self, namespace: str, name: str, members: int, nodes: tuple[str, ...]) -> bool:
+    def _try_shrink(self, namespace: str, name: str, members: int, nodes: tuple[str, ...]) -> None:
         manifest = self._api.get(KUEUE_WORKLOADS, namespace, name)
         workload = parse_workload(manifest) if manifest is not None else None
         grant = workload.grant if workload is not None else None
         if workload is None or grant is None or workload.is_finished or grant.members <= members:
-            return True
+            return
         # Kueue counts the pod set without its reclaimable pods (Kueue, "Dynamic Reclaim"). To it, those of the pod set
         # that it did not admit are reclaimable, too.
         lost = {"name": POD_SET, "count": workload.manifest["spec"]["podSets"][0]["count"] - members}
         written = self._replace_status(workload.manifest, {**workload.manifest["status"], "reclaimablePods": [lost]})
         self._annotate(parse_workload(written), grant.model_copy(update={"members": members, "nodes": nodes}))
-        return True
 
     def release_workflow(self, uid: str) -> None:
         self.withdraw(uid)
@@ -445,12 +441,11 @@ def find_unsupported(request: LeaseRequest) -> str | None:
     return None
 
 
-def _until_done(namespace: str, workload: str, attempt: Callable[[], _T | None]) -> _T:
-    """The result of ``attempt``, which is repeated while it is None or others change the Workload meanwhile."""
+def _until_done(namespace: str, workload: str, attempt: Callable[[], _T]) -> _T:
+    """The result of ``attempt``, which is repeated after a `ConflictError`."""
     for _ in range(_MAX_TRIES):
         with contextlib.suppress(ConflictError), _explained(namespace):
-            if (result := attempt()) is not None:
-                return result
+            return attempt()
     raise StoreError(f"{workload} was changed by others {_MAX_TRIES} times in a row; ask again")
 
 
