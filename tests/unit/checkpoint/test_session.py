@@ -414,6 +414,22 @@ def test_the_first_state_is_refused_at_the_first_step_although_no_save_is_due(st
                 session.step(1, state)
 
 
+class CallableModel:
+    """As a module of PyTorch, which is no function that returns a state although it can be called."""
+
+    def __call__(self, batch):
+        return batch
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+def test_model_as_the_state_is_refused_with_how_to_pass_it(store):
+    for state in (CallableModel(), {"model": CallableModel()}):
+        with open_session(store) as session, pytest.raises(UsageError, match=r"for PyTorch pass capture\(model"):
+            session.step(1, state)
+
+
 @dataclasses.dataclass
 class Evaluation:
     loss: float
@@ -500,9 +516,10 @@ def test_session_without_a_step_says_that_it_has_saved_nothing(store, capsys, ca
     assert said is (call in ("none", "report"))
 
 
-def test_metrics_that_are_no_numbers_are_refused(store):
+@pytest.mark.parametrize("value", ["low", 10**400])
+def test_metrics_that_are_no_numbers_are_refused(store, value):
     with pytest.raises(UsageError, match="metrics must be numbers"):
-        open_session(store).save(1, state_at(1), metrics={"loss": "low"})
+        open_session(store).save(1, state_at(1), metrics={"loss": value})
 
 
 def test_a_full_disk_does_not_stop_the_training(store, capsys):

@@ -3,7 +3,7 @@
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -88,7 +88,9 @@ class CommitSelection(NamedTuple):
     checkpoint: FolderCheckpoint
     roots: tuple[str, ...]
     """Paths that a restore puts in place, each with all that is below it."""
-    entries: dict[str, FileEntry]
+    entries: FolderListing
+    restless: Collection[str] = ()
+    """Paths of what is written all the time, of which a later state is as good."""
 
     @property
     def loose(self) -> set[str]:

@@ -17,13 +17,13 @@ checkpoints without a step: ``last.ckpt``, the best model, ``latest``, logs.
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from tiphys.checkpoint.exec.arrange import CommitSelection, FolderCheckpoint, FolderContents, arrange_folder, parse_step
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
-from tiphys.checkpoint.exec.layouts import base_name, find_step, is_best, is_log
+from tiphys.checkpoint.exec.layouts import base_name, find_step, is_best, is_log, may_be_state
 from tiphys.checkpoint.exec.options import ExecOptions
 
 BESIDE_BYTES = 64 << 20
@@ -37,6 +37,12 @@ process has a descriptor of it, and a busy machine stops the process in between.
 _PATIENCE = 6.0
 """Quiet times after which a missing file or another pointer does not count against a checkpoint any more."""
 _REMEMBERED_STEPS = 8
+_REMEMBERED_CHANGES = 16
+_RESTLESS_CHANGES = 3
+"""So often a file is written again, without a quiet time in between, before it counts as one that never rests."""
+_MOST_RESTLESS = 16
+_SMALL_CHANGE_SECONDS, _SMALL_CHANGE_PAUSES = 60.0, 20
+"""For little files alone, a checkpoint without a step is committed after a minute, and 20 times what a commit took."""
 _VERSION_WORDS = re.compile(r"last|latest|best|newest|current|final", re.IGNORECASE)
 
 
@@ -82,8 +88,23 @@ class _FileState:
     """Whether a scan found this entry, and no process that had it open for writing."""
     is_doubtful: bool = False
     """Whether a process that ended may have left it torn."""
-    versions: int = 0
-    """How often it was changed after a scan had found it closed."""
+    changes: tuple[float, ...] = ()
+    """Times of the last scans that found it changed, where the scan before had found it closed."""
+
+    def changes_per_second(self, now: float) -> float:
+        """How often it was written again lately."""
+        began = self.changes[0] if len(self.changes) == _REMEMBERED_CHANGES else self.first_seen
+        return len(self.changes) / max(now - began, 1e-9)
+
+    def outpaces(self, other: "_FileState") -> bool:
+        """Whether it is written again so much more often than ``other`` that the two are not written together.
+
+        Scans may find one of two files that are written in turn a few times more often than the other.
+        """
+        full = (state.changes[0] for state in (self, other) if len(state.changes) == _REMEMBERED_CHANGES)
+        since = max(self.first_seen, other.first_seen, *full)
+        own, others = (sum(at > since for at in state.changes) for state in (self, other))
+        return own >= 1.5 * others + _RESTLESS_CHANGES
 
 
 class _HinderedError(Exception):
@@ -107,6 +128,8 @@ class CompletenessDetector:
         self._waiting_since: float | None = None
         self._why = ""
         self._now, self._has_ended, self._has_finished, self._has_killed = 0.0, False, False, False
+        self._rests_until = 0.0
+        """Time until which little files that are written all the time are not worth another commit."""
         self._alive_at = 0.0
         """Time of the last scan at which the program certainly ran: after its death a torn file is quiet, too."""
         self.left_out: dict[str, str] = {}
@@ -119,6 +142,8 @@ class CompletenessDetector:
 
     def settle(self, entries: FolderListing) -> None:
         """Do not select these entries, which are committed or cannot be, until they change; callable on any thread."""
+        now = self._scan.now
+        self._rests_until = now + max(_SMALL_CHANGE_SECONDS, _SMALL_CHANGE_PAUSES * (now - self._now))
         self._settled = entries
 
     def observe(self, scan: FolderScan, *, has_ended: bool = False) -> None:
@@ -128,8 +153,8 @@ class CompletenessDetector:
             state = previous.get(path)
             if state is None or state.entry != entry:
                 old = state or _FileState(entry, scan.now, scan.now)
-                versions = old.versions + old.was_closed
-                state = _FileState(entry, old.first_seen, scan.now, 1, old.writer, old.writer_seen, versions=versions)
+                changes = (*old.changes, *([scan.now] if old.was_closed else []))[-_REMEMBERED_CHANGES:]
+                state = _FileState(entry, old.first_seen, scan.now, 1, old.writer, old.writer_seen, changes=changes)
             else:
                 state.scans += 1
             if scan.writers is not None:
@@ -141,9 +166,39 @@ class CompletenessDetector:
         if not has_ended and (scan.writers is None or scan.writers.is_certain):
             self._alive_at = scan.now
         self._scan = scan
-        self._contents = arrange_folder(scan.listing, self._options, self._before)
+        self._contents = self._split_rhythms(arrange_folder(scan.listing, self._options, self._before))
         self._steps |= {item.step: item for item in self._contents.checkpoints if item.step is not None}
         self._steps = dict(sorted(self._steps.items())[-_REMEMBERED_STEPS:])
+
+    def _split_rhythms(self, contents: FolderContents) -> FolderContents:
+        """Move what is written far more often than a checkpoint without a step, such as metrics, beside it."""
+        checkpoint = next(iter(contents.checkpoints), None)
+        if checkpoint is None or checkpoint.step is not None or checkpoint.markers or self._options.checkpoint:
+            return contents
+        states = {path: self._files[path] for path in checkpoint.files}
+        fastest = max(states.values(), key=lambda state: state.changes_per_second(self._scan.now), default=None)
+        slow = {path: state for path, state in states.items() if fastest and fastest.outpaces(state)}
+        fast = {path: state for path, state in states.items() if path not in slow}
+        if not fastest or not slow or not fast.keys() <= set(checkpoint.roots) or len(fast) > _MOST_RESTLESS:
+            return contents
+        # What is older and was never written again, such as data, may be no part of what the program saves.
+        is_saved = any(
+            may_be_state(base_name(path), is_rewritten=bool(state.changes))
+            and (state.changes or state.first_seen > fastest.first_seen)
+            for path, state in slow.items()
+        )
+        is_apart = all(state.outpaces(other) for state in fast.values() for other in slow.values())
+        # Several may be a state that is saved often, beside the best one: only little files are none.
+        sizes = [sum(state.entry.size for state in part.values()) for part in (fast, slow)]
+        if not is_saved or not is_apart or (len(fast) > 1 and 10 * sizes[0] > sizes[1]):
+            return contents
+        rest = replace(
+            checkpoint,
+            roots=tuple(root for root in checkpoint.roots if root not in fast),
+            entries={path: entry for path, entry in checkpoint.entries.items() if path not in fast},
+        )
+        beside = {path: state.entry for path, state in fast.items()}
+        return self._split_rhythms(FolderContents((rest,), dict(sorted({**contents.beside, **beside}.items()))))
 
     @property
     def uncertain_files(self) -> list[str]:
@@ -236,7 +291,8 @@ class CompletenessDetector:
     def _is_news(self, selection: CommitSelection) -> bool:
         files = {path: entry for path, entry in selection.entries.items() if entry.kind != "folder"}
         changed = {path: entry for path, entry in files.items() if self._settled.get(path) != entry}
-        if any(path in selection.checkpoint.entries for path in changed):
+        is_due = selection.checkpoint.step is None and (self._has_ended or self._now >= self._rests_until)
+        if any(path in selection.checkpoint.entries or (is_due and not is_log(base_name(path))) for path in changed):
             return True
         # A small file beside a large checkpoint is not worth storing both again.
         changed_bytes = sum(entry.size for path, entry in changed.items() if not is_log(base_name(path)))
@@ -263,11 +319,12 @@ class CompletenessDetector:
         self._add_targets(entries, roots)
         parents = {str(parent) for root in roots for parent in PurePosixPath(root).parents}
         entries |= {path: entry for path, entry in self._scan.listing.items() if path in parents}
-        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())))
+        restless = {path for path in entries.keys() & self._contents.beside.keys() if self._are_restless([path])}
+        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())), restless)
 
     def _is_rewritten(self, path: str) -> bool:
         state = self._files[path]
-        return state.versions > 0 or self._settled.get(path, state.entry) != state.entry
+        return bool(state.changes) or self._settled.get(path, state.entry) != state.entry
 
     def _check_complete(
         self, checkpoint: FolderCheckpoint, previous: FolderCheckpoint | None, following: FolderCheckpoint | None
@@ -341,10 +398,13 @@ class CompletenessDetector:
         """Whether ``checkpoint`` is complete once its files are: it is one file, or appeared under its name at once."""
         files = checkpoint.files
         if checkpoint.step is None:
-            versions = {path: self._files[path].versions for path in files}
+            versions = {path: len(self._files[path].changes) for path in files}
             # What is still the first while another file is the third, such as a configuration, is not written with it.
             again = [path for path in files if versions[path] or max(versions.values()) < 2]
-            return len({_VERSION_WORDS.sub("", path) for path in again}) == 1
+            # Beside files that are written all the time, the first one does not show whether others follow.
+            beside = [path for path, entry in self._contents.beside.items() if entry.kind == "file"]
+            is_first = not any(versions.values()) and not all(is_log(base_name(path)) for path in beside)
+            return len({_VERSION_WORDS.sub("", path) for path in again}) == 1 and not is_first
         if checkpoint.layout is not None and checkpoint.layout.is_renamed:
             return True
         # Another file of the first step would have followed at once.
@@ -375,7 +435,9 @@ class CompletenessDetector:
             is_of_previous = previous and previous.began_ns <= entry.changed_ns < checkpoint.began_ns
             if is_of_previous and not self._has_ended and not self._are_quiet([*checkpoint.files, path]):
                 raise _HinderedError(f"{path} was written with {previous and previous.name}, and not yet again")
-        if entry.kind == "link" or self._are_finished([path]) or self._are_sure([path]) or self._are_quiet([path]):
+        if entry.kind == "link" or any(
+            is_whole([path]) for is_whole in (self._are_finished, self._are_sure, self._are_quiet, self._are_restless)
+        ):
             return True
         if path in self._scan.pointers and self._find_target(path, entry) == checkpoint.step is not None:
             return True
@@ -474,6 +536,18 @@ class CompletenessDetector:
             and (self._has_ended or state.scans > 1 or self._scan.wall_ns - state.entry.changed_ns > _TICK_NS)
             and (state.entry.size or state.entry.kind != "file" or self._lived_for(state) >= _OPENING_SECONDS)
             for state in states
+        )
+
+    def _are_restless(self, paths: Sequence[str]) -> bool:
+        """Whether each file, such as metrics, is closed, and written again so often that it is never quiet."""
+        states = {path: self._files[path] for path in paths}
+        longest = (_RESTLESS_CHANGES - 1) * self._options.quiet_seconds
+        return all(
+            state.was_closed
+            and len(state.changes) >= _RESTLESS_CHANGES
+            and state.changes[-1] - state.changes[-_RESTLESS_CHANGES] < longest
+            and not (path in self._scan.pointers or _VERSION_WORDS.search(base_name(path)))
+            for path, state in states.items()
         )
 
     def _are_quiet(self, paths: Sequence[str], times: float = 1.0) -> bool:

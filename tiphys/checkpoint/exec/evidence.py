@@ -9,7 +9,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from tiphys.checkpoint.exec.detect import FolderWriters
@@ -22,14 +22,14 @@ _JSON_BYTES = 16 << 20
 _BEST_MODEL = re.compile(r'"best_model_checkpoint":\s*"([^"]+)"')
 
 
-def find_writers(folder: Path, proc: Path = _PROC) -> FolderWriters | None:
-    """Return the files below ``folder`` that are open for writing; None if that is unknown."""
+def find_writers(folder: Path, proc: Path = _PROC, pids: Collection[int] = ()) -> FolderWriters | None:
+    """Return the files below ``folder`` that ``pids``, or all, have open for writing; None if that is unknown."""
     prefix = f"{os.path.realpath(folder)}/"
     parents = {}
     unreadable = set()
     writers: dict[str, str] = {}
     try:
-        pids = [int(process.name) for process in proc.iterdir() if process.name.isdecimal()]
+        pids = pids or [int(process.name) for process in proc.iterdir() if process.name.isdecimal()]
     except OSError:
         return None
     for pid in pids:

@@ -10,12 +10,13 @@ program is writing them. A scan records entries that a checkpoint cannot contain
 instead of raising, since most of them are not part of any checkpoint.
 """
 
+import contextlib
 import fnmatch
 import json
 import os
 import posixpath
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -152,10 +153,14 @@ def make_link(
     return FileEntry("link", 0, 0, modified_ns, changed_ns, inode, target, inside, problem)
 
 
+FindOpen = Callable[[], Collection[str] | None]
+"""Returns the files that are open for writing; None if that is unknown."""
+
 FRAMEWORK = "files"
 _FORMAT = 2
 SHARD_BYTES = 32 << 20
 _COPIED_BYTES = 16 << 20
+_COPY_TRIES = 20
 _MAX_PIECES = 1 << 16
 """More shards than a manifest can name."""
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
@@ -206,21 +211,40 @@ class ContentShard:
         return content
 
 
-def copy_small_files(root: Path, entries: FolderListing, paths: Collection[str]) -> dict[str, bytearray]:
+def copy_small_files(
+    root: Path, entries: FolderListing, paths: Collection[str], restless: Collection[str], find_open: FindOpen
+) -> tuple[dict[str, bytearray], FolderListing]:
     """Return the content of those of ``paths`` that are files and fit into little memory, the smallest first.
 
+    Returns:
+        The content by path, and ``entries`` with those of the content: a file of ``restless`` may be newer.
+
     Raises:
-        FileChangedError: a file is not as in ``entries``.
+        FileChangedError: another file is not as in ``entries``, or one of ``restless`` cannot be read in a whole state.
         FileUnreadableError: a file cannot be read.
     """
     files = sorted((entries[path].size, path) for path in paths if entries[path].kind == "file")
-    copies, total_bytes = {}, 0
+    copies, found, total_bytes = dict[str, bytearray](), dict(entries), 0
     for size, path in files:
         total_bytes += size
         if total_bytes > _COPIED_BYTES:
             break
-        copies[path] = _read_span(root / path, FileSpan(path, 0, size), entries[path])
-    return copies
+        for tries_left in range(_COPY_TRIES if path in restless else 1, 0, -1):
+            try:
+                copies[path] = _read_span(root / path, FileSpan(path, 0, found[path].size), found[path])
+                if found[path] != entries[path]:
+                    # No process has it open, and it is as it was: it had been written to its end.
+                    open_files = find_open()
+                    if open_files is None or path in open_files:
+                        raise FileChangedError(f"{root / path} was written to while it was being stored")
+                    check_unchanged(root, {path: found[path]})
+                break
+            except FileChangedError:
+                if tries_left == 1:
+                    raise
+                with contextlib.suppress(OSError):
+                    found[path] = file_entry((root / path).lstat())
+    return copies, found
 
 
 def build_shards(

@@ -74,7 +74,10 @@ class BackgroundCommit:
     def _run(self, selection: CommitSelection, global_step: int, reason: str) -> None:
         started = self._clock()
         try:
-            copies = copy_small_files(self._folder, selection.entries, selection.loose)
+            copies, entries = copy_small_files(
+                self._folder, selection.entries, selection.loose, selection.restless, self._watch.find_open
+            )
+            selection = selection._replace(entries=entries)
             shards = build_shards(self._folder, selection.roots, selection.entries, copies)
             self._checkpoints.commit(global_step, shards, reason, lambda: self._check_unchanged(selection, copies))
         except FencedError as error:

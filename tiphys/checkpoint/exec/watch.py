@@ -96,6 +96,11 @@ class FolderWatch:
         self._processes = writers.processes
         return writers._replace(is_certain=bool(writers.processes) and not ended)
 
+    def find_open(self) -> Collection[str] | None:
+        """Return the files that the processes of the last scan have open for writing; None if that is unknown."""
+        writers = find_writers(self._options.folder, pids=self._processes)
+        return None if writers is None else writers.names.keys()
+
     def select(self, now: float, **end: bool) -> CommitSelection | None:
         """Return what to commit, given how the program ended; say once how the folder is read, and what is left out."""
         selection = self._detector.select_complete(now, **end)

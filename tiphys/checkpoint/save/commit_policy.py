@@ -334,5 +334,5 @@ def _metric_values(metrics: Mapping[str, float]) -> dict[str, float]:
         raise UsageError(f"metrics must have names, but one is {unnamed[0]!r}; pass text such as 'loss'")
     try:
         return {name: float(value) for name, value in metrics.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"metrics must be numbers: {error}") from error

@@ -54,7 +54,8 @@ class PassedStates:
         """Return the shards of a state, or of what a function returns; none if this process saves no state."""
         if not self._has_state():
             return []
-        return plan_shards(flatten_state(state() if callable(state) else state, self.known))
+        is_function = callable(state) and not hasattr(state, "load_state_dict")  # as a module of PyTorch
+        return plan_shards(flatten_state(state() if is_function else state, self.known))
 
     def check(self, global_step: Any, state: Any, newest_step: int, *, has_position: bool = False) -> int:
         """Return the number of a step that is passed with ``state``.

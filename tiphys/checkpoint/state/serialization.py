@@ -469,6 +469,8 @@ def _is_key(key: Any) -> bool:
 
 
 def _conversion_hint(value: Any) -> str:
+    if hasattr(value, "load_state_dict"):
+        return "; for PyTorch pass capture(model, optimizer=…) of tiphys.checkpoint.adapters.pytorch"
     if hasattr(value, "detach"):
         return "; for a tensor pass tensor.detach().cpu().numpy()"
     if hasattr(value, "addressable_shards"):

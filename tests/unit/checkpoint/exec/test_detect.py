@@ -267,6 +267,82 @@ def test_folder_of_a_library_that_is_overwritten_waits_for_its_marker():
     assert restored.closed(92, whole).closed(93, whole).select(93) == sorted(last)
 
 
+@pytest.mark.parametrize(("every", "first"), [(2, 13), (12, 9), (50, 9)])
+def test_file_that_is_written_after_every_step_does_not_hold_up_a_rarer_one(every, first):
+    saves = range(4, 200, every)
+    watch, taken = Watch(), []
+    for now in range(1, 200):
+        model = {"model.pt": file(now - (now - 4) % every - 0.5, size=1000)} if now >= 4 else {}
+        folder = paths({"metrics.json": now - 0.01, **model})
+        if (found := watch.closed(now, folder).select(now)) and model:
+            assert found == ["metrics.json", "model.pt"]
+            taken.append(now)
+            watch.detector.settle(folder)
+    # At first it is waited for whether other files follow. Metrics alone are not worth storing the model again so soon.
+    assert taken[0] == first
+    assert [at for at in taken if at > 15] == [at for at in saves if at > 15]
+    later = {**folder, "metrics.json": file(199.5)}
+    assert watch.look(200, later, ended=True).select(200, has_ended=True, has_finished=True) == sorted(folder)
+
+
+def test_little_file_that_is_written_all_the_time_has_a_checkpoint_committed_once_a_minute():
+    watch, taken = Watch(), []
+    for now in range(1, 300):
+        folder = paths({"state.json": now - 0.01, **({"best.npz": file(9.5, size=1000)} if now > 9 else {})})
+        if watch.closed(now, folder).select(now) and now > 9:
+            taken.append(now)
+            watch.detector.settle(folder)
+    assert taken == [15, 75, 135, 195, 255]
+
+
+def test_rarer_files_wait_for_each_other_beside_one_that_is_written_after_every_step():
+    watch, taken, halves = Watch(), [], {}
+    for now in range(1, 100):
+        if now % 20 == 5:
+            halves["model.pt"] = file(now - 0.5, size=100)
+        if now % 20 == 7:
+            halves["optimizer.pt"] = file(now - 0.5, size=100)
+        folder = paths({"metrics.json": now - 0.01, **halves})
+        if (found := watch.closed(now, folder).select(now)) and halves:
+            taken.append(now)
+            assert found == ["metrics.json", "model.pt", "optimizer.pt"]
+            watch.detector.settle(folder)
+    assert taken == [12, 32, 52, 72, 92]
+
+
+def test_files_that_are_saved_often_wait_for_each_other_beside_a_rarer_best_one():
+    watch = Watch()
+    for now in range(1, 200):
+        best = {"best.pt": file(now - now % 60 + 0.1, size=100)} if now >= 60 else {}
+        halves = {name: file(now - (now + late) % 3 - 0.2, size=100) for name, late in (("a.pt", 0), ("b.pt", 1))}
+        watch.closed(now, paths({**halves, **best}))
+        assert watch.select(now) is None, now
+
+
+@pytest.mark.parametrize(("name", "at"), [("data.npy", 0.5), ("args.json", 20)])
+def test_state_that_is_saved_often_is_committed_beside_what_was_written_once(name, at):
+    watch, taken = Watch(), []
+    for now in range(1, 60):
+        once = {name: file(at, size=10**9)} if at <= now else {}
+        folder = paths({**once, "model.pt": file(now - now % 3 + 0.1, size=10)})
+        if watch.closed(now, folder).select(now):
+            taken.append(now)
+            watch.detector.settle(folder)
+    assert len(taken) > 15
+
+
+def test_file_that_is_written_after_every_step_beside_numbered_ones_is_kept_and_hinders_nothing():
+    folder = paths({"metrics.json": 0.9, "step_10.pt": file(0.5, size=1000)})
+    watch, taken = Watch(restored=folder, before=folder), []
+    for now in range(1, 60):
+        steps = {f"step_{step}.pt": file(step - 9.5, size=1000) for step in range(10, now + 10, 10)}
+        found = watch.closed(now, paths({"metrics.json": now - 0.01, **steps})).select(now)
+        if found:
+            taken.append(found[-1])
+            assert found[0] == "metrics.json"
+    assert sorted(set(taken)) == [f"step_{step}.pt" for step in (20, 30, 40, 50, 60)]
+
+
 def test_files_that_are_overwritten_in_turn_wait_for_each_other():
     watch = Watch()
     for at in (1, 3, 5, 7):

@@ -17,6 +17,7 @@ from tiphys.checkpoint.exec.files import (
     FileChangedError,
     build_shards,
     check_unchanged,
+    copy_small_files,
     read_index,
     scan_folder,
     split_into_spans,
@@ -342,6 +343,43 @@ def test_a_file_that_changes_before_it_is_read_is_not_committed(store, source, c
     with pytest.raises(FileChangedError):
         commit_checkpoint(store, DRAFT, shards, lambda: None)
     assert not any("manifests/" in key for key in store.objects)
+
+
+def write_then_close(path, texts):
+    """Changes the file at each look at what is open, and says that it is open until the last text is written."""
+    left = list(texts)
+
+    def find_open():
+        if left:
+            path.write_text(left.pop(0))
+        return {path.name} if left else set()
+
+    return find_open
+
+
+def test_file_that_is_written_all_the_time_is_copied_in_a_state_in_which_it_was_closed(source):
+    path = source / "metrics.json"
+    path.write_text("listed")
+    listed = scan_folder(source, ())
+    path.write_text("written since")
+    copies, entries = copy_small_files(
+        source, listed, listed, listed, write_then_close(path, ["half", "half writ", "whole"])
+    )
+    assert (bytes(copies["metrics.json"]), entries["metrics.json"]) == (
+        b"whole",
+        scan_folder(source, ())["metrics.json"],
+    )
+    assert listed["metrics.json"].size == len("listed")
+
+
+@pytest.mark.parametrize(("restless", "find_open"), [((), set), (("metrics.json",), lambda: None)])
+def test_file_of_which_only_a_later_state_is_there_is_not_copied_unless_it_was_closed(source, restless, find_open):
+    path = source / "metrics.json"
+    path.write_text("listed")
+    listed = scan_folder(source, ())
+    path.write_text("written since")
+    with pytest.raises(FileChangedError):
+        copy_small_files(source, listed, listed, restless, find_open)
 
 
 def test_a_file_that_cannot_be_read_is_named(store, source):
