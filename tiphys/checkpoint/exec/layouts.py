@@ -91,7 +91,7 @@ _OTHER_LABELS = (
     r"iter(?:ation)?s?|epochs?|ep|episodes?|generations?|ckpt|chkpt|checkpoints?|snapshot|round|model|weights|network"
 )
 _LABELLED = [
-    re.compile(rf"(?<![a-z])(?:{labels})[-_=.]*(\d[\d._-]*)", re.I) for labels in (_STEP_LABELS, _OTHER_LABELS)
+    re.compile(rf"(?<![a-z])(?:{labels})[-_=. ]*(\d[\d._-]*)", re.I) for labels in (_STEP_LABELS, _OTHER_LABELS)
 ]
 _SUFFIXED = re.compile(r"(?<!\d)(\d+)[-_]?(?:steps?|timesteps?|iters?|iterations?|updates?|epochs?)(?![a-z])", re.I)
 _LEADING_EPOCH = re.compile(r"(\d+)[-_.].*\.(?:keras|h5|hdf5)")  # Keras: {epoch:02d}-{val_loss:.2f}.keras

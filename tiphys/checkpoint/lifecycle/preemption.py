@@ -77,6 +77,7 @@ class StopSignal:
         if not self._is_replacement_logged:
             self._is_replacement_logged = True
             name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', found)}".lstrip(".")
+            name = found.name if isinstance(found, signal.Handlers) else name  # SIG_IGN
             log_message(
                 f"{name} has replaced the session's handler of SIGTERM; from now on a SIGTERM reaches the session "
                 f"first, then {name}. One that came before was lost to the session: install other handlers before "

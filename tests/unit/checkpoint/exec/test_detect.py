@@ -361,7 +361,7 @@ def test_steps_that_are_counted_anew_in_another_folder_are_named():
 
 
 def test_files_of_episodes_and_generations_are_numbered():
-    for name in ("episode_{}.npz", "policy-episode-{}.pth", "generation_{}.pkl"):
+    for name in ("episode_{}.npz", "policy-episode-{}.pth", "generation_{}.pkl", "Größe 3, epoch {}.pt"):
         folder = paths({name.format(9): 1, name.format(10): 2})
         assert Watch().closed(5, folder).select(5) == [name.format(10)]
 

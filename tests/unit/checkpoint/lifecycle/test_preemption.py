@@ -303,6 +303,16 @@ def test_default_handlers_are_restored_as_they_were(handler, previous):
     assert signal.getsignal(signal.SIGTERM) == previous
 
 
+def test_program_that_ignores_sigterm_within_its_session_is_stopped_all_the_same(handler, capsys):
+    with pytest.raises(SystemExit) as end, open_session(MemoryStore()) as session:
+        handler(signal.SIG_IGN)
+        session.step(1, state_at(1))
+        terminate()
+        session.step(2, state_at(2))
+    assert end.value.code == 75
+    assert "SIG_IGN has replaced the session's handler" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("call", ["step", "save", "report"])
 def test_a_handler_that_a_library_replaced_is_back_after_the_next_call_and_said_once(handler, capsys, call):
     seen = []
