@@ -123,6 +123,8 @@ class CompletenessDetector:
         self._contents = FolderContents()
         self._scan = FolderScan({}, 0.0)
         self._steps: dict[int, FolderCheckpoint] = {}
+        self._pace = _FileState(FileEntry("file"), 0.0, 0.0)
+        """Changes whenever a higher step appears: what does not outpace it may be written with the steps."""
         self._pointers: set[str] = set()
         self._excluded: dict[str, FileEntry] = {}
         self._waiting_since: float | None = None
@@ -167,6 +169,10 @@ class CompletenessDetector:
             self._alive_at = scan.now
         self._scan = scan
         self._contents = self._split_rhythms(arrange_folder(scan.listing, self._options, self._before))
+        if any(
+            item.step is not None and item.step > max(self._steps, default=-1) for item in self._contents.checkpoints
+        ):
+            self._pace.changes = (*self._pace.changes, scan.now)[-_REMEMBERED_CHANGES:]
         self._steps |= {item.step: item for item in self._contents.checkpoints if item.step is not None}
         self._steps = dict(sorted(self._steps.items())[-_REMEMBERED_STEPS:])
 
@@ -177,9 +183,11 @@ class CompletenessDetector:
             return contents
         states = {path: self._files[path] for path in checkpoint.files}
         fastest = max(states.values(), key=lambda state: state.changes_per_second(self._scan.now), default=None)
-        slow = {path: state for path, state in states.items() if fastest and fastest.outpaces(state)}
+        if fastest is None or len(fastest.changes) < _RESTLESS_CHANGES:
+            return contents
+        slow = {path: state for path, state in states.items() if fastest.outpaces(state)}
         fast = {path: state for path, state in states.items() if path not in slow}
-        if not fastest or not slow or not fast.keys() <= set(checkpoint.roots) or len(fast) > _MOST_RESTLESS:
+        if not slow or not fast.keys() <= set(checkpoint.roots) or len(fast) > _MOST_RESTLESS:
             return contents
         # What is older and was never written again, such as data, may be no part of what the program saves.
         is_saved = any(
@@ -546,6 +554,7 @@ class CompletenessDetector:
             state.was_closed
             and len(state.changes) >= _RESTLESS_CHANGES
             and state.changes[-1] - state.changes[-_RESTLESS_CHANGES] < longest
+            and state.outpaces(self._pace)
             and not (path in self._scan.pointers or _VERSION_WORDS.search(base_name(path)))
             for path, state in states.items()
         )

@@ -343,6 +343,18 @@ def test_file_that_is_written_after_every_step_beside_numbered_ones_is_kept_and_
     assert sorted(set(taken)) == [f"step_{step}.pt" for step in (20, 30, 40, 50, 60)]
 
 
+def test_file_that_is_overwritten_with_each_step_is_not_taken_in_a_later_state_than_the_step():
+    watch, taken = Watch(), []
+    for now in range(1, 60):
+        step = now - now % 3
+        halves = {f"step_{step}.pt": file(step + 0.5), "optimizer.pt": file(step + 0.6)} if step else {}
+        watch.closed(now, paths({"metrics.json": now - 0.01, **halves}))
+        if selection := watch.detector.select_complete(now):
+            taken.append(now)
+            assert set(selection.restless) <= {"metrics.json"}
+    assert len(taken) > 10
+
+
 def test_files_that_are_overwritten_in_turn_wait_for_each_other():
     watch = Watch()
     for at in (1, 3, 5, 7):
