@@ -17,14 +17,14 @@ checkpoints without a step: ``last.ckpt``, the best model, ``latest``, logs.
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from tiphys.checkpoint.exec.arrange import CommitSelection, FolderCheckpoint, FolderContents, arrange_folder, parse_step
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
-from tiphys.checkpoint.exec.layouts import base_name, find_step, is_best, is_log, may_be_state
+from tiphys.checkpoint.exec.layouts import base_name, find_step, is_best, is_log
 from tiphys.checkpoint.exec.options import ExecOptions
+from tiphys.checkpoint.exec.rhythm import FileState, split_rhythms
 
 BESIDE_BYTES = 64 << 20
 """Above this size, a log and a file that fits no pattern of the command line are not kept with a checkpoint."""
@@ -37,10 +37,6 @@ process has a descriptor of it, and a busy machine stops the process in between.
 _PATIENCE = 6.0
 """Quiet times after which a missing file or another pointer does not count against a checkpoint any more."""
 _REMEMBERED_STEPS = 8
-_REMEMBERED_CHANGES = 16
-_RESTLESS_CHANGES = 3
-"""So often a file is written again, without a quiet time in between, before it counts as one that never rests."""
-_MOST_RESTLESS = 16
 _SMALL_CHANGE_SECONDS, _SMALL_CHANGE_PAUSES = 60.0, 20
 """For little files alone, a checkpoint without a step is committed after a minute, and 20 times what a commit took."""
 _VERSION_WORDS = re.compile(r"last|latest|best|newest|current|final", re.IGNORECASE)
@@ -74,39 +70,6 @@ class FolderScan(NamedTuple):
     pointers: Mapping[str, str] = {}
 
 
-@dataclass
-class _FileState:
-    entry: FileEntry
-    first_seen: float
-    since: float
-    """Time of the scan that found this entry first."""
-    scans: int = 1
-    writer: str = ""
-    writer_seen: float = 0.0
-    """Time of the scan that found ``writer``."""
-    was_closed: bool = False
-    """Whether a scan found this entry, and no process that had it open for writing."""
-    is_doubtful: bool = False
-    """Whether a process that ended may have left it torn."""
-    changes: tuple[float, ...] = ()
-    """Times of the last scans that found it changed, where the scan before had found it closed."""
-
-    def changes_per_second(self, now: float) -> float:
-        """How often it was written again lately."""
-        began = self.changes[0] if len(self.changes) == _REMEMBERED_CHANGES else self.first_seen
-        return len(self.changes) / max(now - began, 1e-9)
-
-    def outpaces(self, other: "_FileState") -> bool:
-        """Whether it is written again so much more often than ``other`` that the two are not written together.
-
-        Scans may find one of two files that are written in turn a few times more often than the other.
-        """
-        full = (state.changes[0] for state in (self, other) if len(state.changes) == _REMEMBERED_CHANGES)
-        since = max(self.first_seen, other.first_seen, *full)
-        own, others = (sum(at > since for at in state.changes) for state in (self, other))
-        return own >= 1.5 * others + _RESTLESS_CHANGES
-
-
 class _HinderedError(Exception):
     """A checkpoint cannot be committed now; the message says why, by name."""
 
@@ -116,14 +79,14 @@ class CompletenessDetector:
 
     def __init__(self, options: ExecOptions) -> None:
         self._options = options
-        self._files: dict[str, _FileState] = {}
+        self._files: dict[str, FileState] = {}
         self._before: FolderListing = {}
         self._settled: FolderListing = {}
         self._restored: FolderListing = {}
         self._contents = FolderContents()
         self._scan = FolderScan({}, 0.0)
         self._steps: dict[int, FolderCheckpoint] = {}
-        self._pace = _FileState(FileEntry("file"), 0.0, 0.0)
+        self._pace = FileState(FileEntry("file"), 0.0, 0.0)
         """Changes whenever a higher step appears: what does not outpace it may be written with the steps."""
         self._pointers: set[str] = set()
         self._excluded: dict[str, FileEntry] = {}
@@ -144,9 +107,8 @@ class CompletenessDetector:
 
     def settle(self, entries: FolderListing) -> None:
         """Do not select these entries, which are committed or cannot be, until they change; callable on any thread."""
-        now = self._scan.now
-        self._rests_until = now + max(_SMALL_CHANGE_SECONDS, _SMALL_CHANGE_PAUSES * (now - self._now))
-        self._settled = entries
+        pause_seconds = max(_SMALL_CHANGE_SECONDS, _SMALL_CHANGE_PAUSES * (self._scan.now - self._now))
+        self._settled, self._rests_until = entries, self._scan.now + pause_seconds
 
     def observe(self, scan: FolderScan, *, has_ended: bool = False) -> None:
         """Record a scan; ``has_ended`` if the program had ended before."""
@@ -154,9 +116,10 @@ class CompletenessDetector:
         for path, entry in scan.listing.items():
             state = previous.get(path)
             if state is None or state.entry != entry:
-                old = state or _FileState(entry, scan.now, scan.now)
-                changes = (*old.changes, *([scan.now] if old.was_closed else []))[-_REMEMBERED_CHANGES:]
-                state = _FileState(entry, old.first_seen, scan.now, 1, old.writer, old.writer_seen, changes=changes)
+                old = state or FileState(entry, scan.now, scan.now)
+                state = FileState(entry, old.first_seen, scan.now, 1, old.writer, old.writer_seen, changes=old.changes)
+                if old.was_closed:
+                    state.record_change(scan.now)
             else:
                 state.scans += 1
             if scan.writers is not None:
@@ -168,45 +131,13 @@ class CompletenessDetector:
         if not has_ended and (scan.writers is None or scan.writers.is_certain):
             self._alive_at = scan.now
         self._scan = scan
-        self._contents = self._split_rhythms(arrange_folder(scan.listing, self._options, self._before))
-        if any(
-            item.step is not None and item.step > max(self._steps, default=-1) for item in self._contents.checkpoints
-        ):
-            self._pace.changes = (*self._pace.changes, scan.now)[-_REMEMBERED_CHANGES:]
-        self._steps |= {item.step: item for item in self._contents.checkpoints if item.step is not None}
-        self._steps = dict(sorted(self._steps.items())[-_REMEMBERED_STEPS:])
-
-    def _split_rhythms(self, contents: FolderContents) -> FolderContents:
-        """Move what is written far more often than a checkpoint without a step, such as metrics, beside it."""
-        checkpoint = next(iter(contents.checkpoints), None)
-        if checkpoint is None or checkpoint.step is not None or checkpoint.markers or self._options.checkpoint:
-            return contents
-        states = {path: self._files[path] for path in checkpoint.files}
-        fastest = max(states.values(), key=lambda state: state.changes_per_second(self._scan.now), default=None)
-        if fastest is None or len(fastest.changes) < _RESTLESS_CHANGES:
-            return contents
-        slow = {path: state for path, state in states.items() if fastest.outpaces(state)}
-        fast = {path: state for path, state in states.items() if path not in slow}
-        if not slow or not fast.keys() <= set(checkpoint.roots) or len(fast) > _MOST_RESTLESS:
-            return contents
-        # What is older and was never written again, such as data, may be no part of what the program saves.
-        is_saved = any(
-            may_be_state(base_name(path), is_rewritten=bool(state.changes))
-            and (state.changes or state.first_seen > fastest.first_seen)
-            for path, state in slow.items()
-        )
-        is_apart = all(state.outpaces(other) for state in fast.values() for other in slow.values())
-        # Several may be a state that is saved often, beside the best one: only little files are none.
-        sizes = [sum(state.entry.size for state in part.values()) for part in (fast, slow)]
-        if not is_saved or not is_apart or (len(fast) > 1 and 10 * sizes[0] > sizes[1]):
-            return contents
-        rest = replace(
-            checkpoint,
-            roots=tuple(root for root in checkpoint.roots if root not in fast),
-            entries={path: entry for path, entry in checkpoint.entries.items() if path not in fast},
-        )
-        beside = {path: state.entry for path, state in fast.items()}
-        return self._split_rhythms(FolderContents((rest,), dict(sorted({**contents.beside, **beside}.items()))))
+        self._contents = arrange_folder(scan.listing, self._options, self._before)
+        if not self._options.checkpoint:
+            self._contents = split_rhythms(self._contents, self._files, scan.now)
+        steps = {item.step: item for item in self._contents.checkpoints if item.step is not None}
+        if max(steps, default=-1) > max(self._steps, default=-1):
+            self._pace.record_change(scan.now)
+        self._steps = dict(sorted((self._steps | steps).items())[-_REMEMBERED_STEPS:])
 
     @property
     def uncertain_files(self) -> list[str]:
@@ -327,7 +258,7 @@ class CompletenessDetector:
         self._add_targets(entries, roots)
         parents = {str(parent) for root in roots for parent in PurePosixPath(root).parents}
         entries |= {path: entry for path, entry in self._scan.listing.items() if path in parents}
-        restless = {path for path in entries.keys() & self._contents.beside.keys() if self._are_restless([path])}
+        restless = {path for path in entries.keys() & self._contents.beside.keys() if self._is_restless(path)}
         return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())), restless)
 
     def _is_rewritten(self, path: str) -> bool:
@@ -443,9 +374,8 @@ class CompletenessDetector:
             is_of_previous = previous and previous.began_ns <= entry.changed_ns < checkpoint.began_ns
             if is_of_previous and not self._has_ended and not self._are_quiet([*checkpoint.files, path]):
                 raise _HinderedError(f"{path} was written with {previous and previous.name}, and not yet again")
-        if entry.kind == "link" or any(
-            is_whole([path]) for is_whole in (self._are_finished, self._are_sure, self._are_quiet, self._are_restless)
-        ):
+        is_whole = self._are_finished([path]) or self._are_sure([path]) or self._are_quiet([path])
+        if is_whole or entry.kind == "link" or self._is_restless(path):
             return True
         if path in self._scan.pointers and self._find_target(path, entry) == checkpoint.step is not None:
             return True
@@ -546,18 +476,11 @@ class CompletenessDetector:
             for state in states
         )
 
-    def _are_restless(self, paths: Sequence[str]) -> bool:
-        """Whether each file, such as metrics, is closed, and written again so often that it is never quiet."""
-        states = {path: self._files[path] for path in paths}
-        longest = (_RESTLESS_CHANGES - 1) * self._options.quiet_seconds
-        return all(
-            state.was_closed
-            and len(state.changes) >= _RESTLESS_CHANGES
-            and state.changes[-1] - state.changes[-_RESTLESS_CHANGES] < longest
-            and state.outpaces(self._pace)
-            and not (path in self._scan.pointers or _VERSION_WORDS.search(base_name(path)))
-            for path, state in states.items()
-        )
+    def _is_restless(self, path: str) -> bool:
+        """Whether a file, such as metrics, is closed, and is neither ever quiet nor written with the steps."""
+        state, is_of_step = self._files[path], path in self._scan.pointers or _VERSION_WORDS.search(base_name(path))
+        is_ever_quiet = not state.is_restless(self._options.quiet_seconds)
+        return state.was_closed and not (is_of_step or is_ever_quiet) and state.outpaces(self._pace)
 
     def _are_quiet(self, paths: Sequence[str], times: float = 1.0) -> bool:
         """Whether no file changed for the quiet time, nor is open for writing."""
@@ -565,7 +488,7 @@ class CompletenessDetector:
         states = [self._files[path] for path in paths]
         return all(state.scans > 1 and self._lived_for(state) >= seconds and not state.writer for state in states)
 
-    def _lived_for(self, state: _FileState) -> float:
+    def _lived_for(self, state: FileState) -> float:
         """Return for how many seconds the program has left a file as it is."""
         writers = self._scan.writers
         is_dying = writers is not None and not writers.processes  # the kernel takes time to free a large process
