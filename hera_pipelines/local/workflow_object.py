@@ -98,12 +98,14 @@ def workflow_variables(manifest: Manifest) -> dict[str, str | None]:
         "workflow.creationTimestamp": metadata["creationTimestamp"],
         "workflow.creationTimestamp.s": str(int(created_at.timestamp())),
         "workflow.creationTimestamp.RFC3339": metadata["creationTimestamp"],
-        "workflow.parameters": json.dumps((spec.get("arguments") or {}).get("parameters") or []),
-        "workflow.labels": json.dumps(metadata.get("labels") or {}),
-        "workflow.annotations": json.dumps(metadata.get("annotations") or {}),
     }
     for directive in "YmdHMS":
         variables[f"workflow.creationTimestamp.{directive}"] = created_at.strftime(f"%{directive}")
+    documents = {"parameters": (spec.get("arguments") or {}).get("parameters") or []}
+    documents |= {kind: metadata.get(kind) or {} for kind in ("labels", "annotations")}
+    for kind, document in documents.items():  # expressions cannot use the first form
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        variables |= {f"workflow.{kind}": text, f"workflow.{kind}.json": text}
     for kind in ("labels", "annotations"):
         variables |= {f"workflow.{kind}.{key}": str(value) for key, value in (metadata.get(kind) or {}).items()}
     return variables | {

@@ -35,7 +35,7 @@ from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.protocol.variables import find_variables
 from tiphys.records import Record
 from tiphys.store import Store, lineage_name
-from tiphys_controller.plan.dag import find_reachable_templates, find_template_names
+from tiphys_controller.plan.dag import TaskGraph, find_reachable_templates, find_template_names
 
 SpecField = tuple[DriftClass, str]
 """Drift class and path of a field, such as (``template``, ``env.LR``)."""
@@ -48,7 +48,8 @@ _COMMIT_OF_MEMBERS = re.compile(rf'^ *{{"name": "{environment.GIT_COMMIT}".*\n',
 """A line of the object that creates the pods of a gang; `_iterate_drift` compares the commits themselves."""
 _COMPILED_FIELD = re.compile(r"retryStrategy\.expression|outputs\.artifacts\.[^.]+\.s3\.key")
 """Fields that compile derives from the retry budgets and the paths, which are compared by themselves."""
-_FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
+CONDITION = "when"
+_CONTROL_FIELDS = (CONDITION, "withItems", "withParam", "withSequence")
 _WORLD_SIZE_FIELDS = ("gpus", "members")
 
 
@@ -120,7 +121,7 @@ def _task_fields(body: Manifest) -> Iterator[tuple[SpecField, str]]:
     for artifact in arguments.get("artifacts") or []:
         source = {key: value for key, value in artifact.items() if key != "name"}
         yield (DriftClass.DATA, artifact["name"]), artifact.get("from") or _text(source)
-    for field in _FAN_OUT_FIELDS:
+    for field in _CONTROL_FIELDS:
         yield (DriftClass.PARAMETERS, field), _text(body.get(field))
 
 
@@ -208,6 +209,7 @@ def _text(value: Any) -> str:
 _DRIFT_BY_FIELD = {"image": DriftClass.IMAGE, "source": DriftClass.CODE}
 
 
+_TAKEN_OVER = "; taken over if it makes no difference"
 _DRIFTS_OUTSIDE_STEP_KEY = (DriftClass.WORLD_SIZE, DriftClass.VERSIONS)
 
 
@@ -232,12 +234,17 @@ def find_drift(before: CompiledPipeline, after: CompiledPipeline, policy: DriftP
 def find_changed_steps(
     before: CompiledPipeline, after: CompiledPipeline, findings: Sequence[DriftFinding]
 ) -> Mapping[str, str]:
-    """Steps whose results may be outdated, by name, each with the changed classes as a phrase."""
-    reasons: dict[str, list[str]] = {}
-    for name, spec in after.steps.items():
-        previous = before.steps.get(name)
+    """Steps whose results may be outdated, by name, each with what changed as a phrase."""
+    reasons: dict[str, str] = {}
+    changed_plain: set[str] = set()
+    for name, task in TaskGraph.from_pipeline(after).tasks.items() if findings else ():
+        previous, spec = before.steps.get(name), task.spec
         step_findings = [finding for finding in findings if finding.step == name]
-        if previous is None or not step_findings:
+        through = min(task.needs & changed_plain, default="")
+        if spec is None:  # it keeps no result of its own, but those behind it rest on what it made
+            changed_plain |= {name} if step_findings or through else set()
+            continue
+        if previous is None:
             continue
         program = (previous.template, previous.output_parameters, previous.artifacts) != (
             spec.template,
@@ -245,16 +252,15 @@ def find_changed_steps(
             spec.artifacts,
         )
         inputs = any(step_finding.drift in (DriftClass.PARAMETERS, DriftClass.DATA) for step_finding in step_findings)
-        if program or inputs:
-            reasons[name] = list(
-                dict.fromkeys(
-                    finding.drift.value for finding in step_findings if finding.drift not in _DRIFTS_OUTSIDE_STEP_KEY
-                )
+        if step_findings and (program or inputs):
+            drifts = dict.fromkeys(
+                finding.drift.value for finding in step_findings if finding.drift not in _DRIFTS_OUTSIDE_STEP_KEY
             )
-    return {
-        name: f"its {_join_words(drifts)} changed; taken over if it makes no difference"
-        for name, drifts in reasons.items()
-    }
+            decides = any(finding.place == CONDITION for finding in step_findings)  # no result says what it would now
+            reasons[name] = f"its {_join_words([*drifts])} changed" + ("" if decides else _TAKEN_OVER)
+        elif through:
+            reasons[name] = f"{through}, which it needs, changed{_TAKEN_OVER}"
+    return reasons
 
 
 def check_drift_allowed(findings: Sequence[DriftFinding], run: str, is_fork: bool) -> None:

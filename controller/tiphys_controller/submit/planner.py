@@ -22,6 +22,7 @@ from tiphys.store.outputs import list_confirmed_outputs
 from tiphys_controller.plan.dag import TaskGraph
 from tiphys_controller.plan.decide import PlanAction, PlanDecisions, decide_tasks, find_rerun_steps
 from tiphys_controller.plan.drift import (
+    CONDITION,
     DriftFinding,
     InstalledVersionLookup,
     find_changed_steps,
@@ -179,7 +180,8 @@ def plan_stored_run(
             history, graph, after, replace(state, rerun_reasons={**outdated, **rerun_steps})
         )
         if takes_over:
-            state, decisions = _take_over(history, graph, after, state, decisions, rerun_steps)
+            conditions = {finding.step: finding.place for finding in drift if finding.place == CONDITION}
+            state, decisions = _take_over(history, graph, after, state, decisions, {**rerun_steps, **conditions})
         _check_rerun_roots(decisions, roots)
         if change is not None and change.installed_version is not None:
             resumed = _find_resumed_trainings(after, state, decisions, rerun_steps)
@@ -235,13 +237,13 @@ def _take_over(
     pipeline: CompiledPipeline,
     state: RunState,
     decisions: PlanDecisions,
-    rerun_steps: Mapping[str, str],
+    excluded: Mapping[str, str],
 ) -> tuple[RunState, PlanDecisions]:
     """Decide again with each result that a step takes over, since that makes the inputs of others known."""
     claim = state.submissions[-1].claim if state.submissions else None
     since = claim.rerun_since if claim else state.record.rerun_since
     store = history.store
-    search = TakeoverSearch(store, pipeline, graph, read_ancestors(store, state.record), since, rerun_steps)
+    search = TakeoverSearch(store, pipeline, graph, read_ancestors(store, state.record), since, excluded)
     while found := search.find(state, decisions):
         reused = {step: _reused_result(store, state, step, end) for step, end in found.items()}
         state = replace(

@@ -241,7 +241,15 @@ def _find_argo(parsed: Iterable[tuple[Any, yaml.Node]]) -> Iterator[tuple[Manife
         if isinstance(kind, str) and kind.endswith("List") and isinstance(document.get("items"), list):
             yield from _find_argo(zip(document["items"], _items(_child(node, "items")), strict=True))
         elif isinstance(kind, str) and kind in KINDS and str(document.get("apiVersion")).startswith("argoproj.io/"):
-            yield document, node
+            yield _without_nulls(document), node
+
+
+def _without_nulls(part: Any) -> Any:
+    """``part`` as Kubernetes reads it: a field without a value is not there. The items of a fan-out are values."""
+    if isinstance(part, dict):
+        fields = {name: value for name, value in part.items() if value is not None}
+        return {name: value if name == "withItems" else _without_nulls(value) for name, value in fields.items()}
+    return [_without_nulls(value) for value in part] if isinstance(part, list) else part
 
 
 def _locate_all(

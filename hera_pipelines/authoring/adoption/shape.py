@@ -6,7 +6,7 @@ quantity, and older forms.
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictInt, ValidationError
 
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -28,9 +28,27 @@ class _Named(_Part):
     name: str
 
 
+class _Located(_Part):
+    path: str | None = None
+
+
+class _Parameter(_Named):
+    valueFrom: _Located | None = None  # noqa: N815
+    enum: list[Any] | None = None
+
+
+class _Artifact(_Named, _Located):
+    pass
+
+
 class _Values(_Part):
-    parameters: list[_Named] | None = None
-    artifacts: list[_Named] | None = None
+    parameters: list[_Parameter] | None = None
+    artifacts: list[_Artifact] | None = None
+
+
+class _Resources(_Part):
+    limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
 
 
 class _Hook(_Part):
@@ -42,7 +60,8 @@ class _Container(_Part):
     command: list[str] | None = None
     args: list[str] | None = None
     env: list[_Named] | None = None
-    resources: dict[str, Any] | None = None
+    source: str | None = None
+    resources: _Resources | None = None
     volumeMounts: list[_Named] | None = None  # noqa: N815
 
 
@@ -53,6 +72,9 @@ class _Task(_Part):
     inline: "_Template | None" = None
     dependencies: list[str] | None = None
     depends: str | None = None
+    withItems: list[Any] | None = None  # noqa: N815
+    withParam: str | None = None  # noqa: N815
+    withSequence: dict[str, Any] | None = None  # noqa: N815
     hooks: dict[str, _Hook] | None = None
     onExit: str | None = None  # noqa: N815
 
@@ -71,6 +93,7 @@ class _Template(_Part):
     script: _Container | None = None
     steps: list[_Task | list[_Task]] | None = None
     dag: _Dag | None = None
+    parallelism: StrictInt | None = None
     retryStrategy: dict[str, Any] | None = None  # noqa: N815
     sidecars: list[_Container] | None = None
     initContainers: list[_Container] | None = None  # noqa: N815
@@ -88,6 +111,7 @@ class _WorkflowSpec(_Part):
     entrypoint: str | None = None
     templates: list[_NamedTemplate] | None = None
     arguments: _Values | None = None
+    parallelism: StrictInt | None = None
     templateDefaults: dict[str, Any] | None = None  # noqa: N815
     artifactGC: dict[str, Any] | None = None  # noqa: N815
     workflowTemplateRef: _Named | None = None  # noqa: N815

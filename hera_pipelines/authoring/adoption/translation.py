@@ -377,7 +377,7 @@ def _wrap_program(step: Manifest, template: Manifest, name: str) -> None:
     folder = annotations.get(marks.CHECKPOINT_FOLDER)
     if not folder:
         return
-    container = step.get("container") or step["script"]
+    container = step["container"] if "container" in step else step["script"]
     command = container.get("command") or []
     if not command:
         raise UsageError(

@@ -199,8 +199,10 @@ def write_defaults(step: str, function: Callable[..., Any]) -> None:
     parameters = dict(signature.parameters)
     for name, kind in parameter_types(step, function).items():
         default = parameters[name].default
-        if default is not None and kind.none is not None:
-            io = construct_io_from_annotation(name, parameters[name].annotation)
+        io = construct_io_from_annotation(name, parameters[name].annotation)
+        if choices := getattr(io, "enum", None):  # those of a Literal may be numbers
+            io.enum = [choice if isinstance(choice, str) else kind.write(choice) for choice in choices]
+        if choices or (default is not None and kind.none is not None):
             parameters[name] = parameters[name].replace(annotation=Annotated[str, io])
         if default is inspect.Parameter.empty or default is None:
             continue

@@ -181,7 +181,14 @@ def report_end(screen: Screen, submission: FollowedSubmission, progress: Progres
         for line in row.log_tail if row.failed else ():
             screen.note(f"{row.task} | {line}")
     ended = f"its Workflow {submission.workflow_name} ended as {status.get('phase')}"
-    failures = "; ".join(progress.failure_sentences()) or f"{ended}: {status.get('message') or 'it has no message'}"
+    handler = f"{submission.workflow_name}.onExit."
+    handler_failures = [
+        f"its exit handler: {node['displayName']}: {node.get('message') or node['phase']}"
+        for node in (status.get("nodes") or {}).values()
+        if node["name"].startswith(handler) and node["type"] == "Pod" and node["phase"] in ("Failed", "Error")
+    ]
+    reasons = progress.failure_sentences() or handler_failures
+    failures = "; ".join(reasons) or f"{ended}: {status.get('message') or 'it has no message'}"
     raise RunFailedError(f"run {run} failed: {failures}; {submission.failure_hint}")
 
 

@@ -6,7 +6,7 @@ the field, before anything runs.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from hera_pipelines.compile import references
@@ -17,6 +17,7 @@ from hera_pipelines.compile.validate.validate_step import ARTIFACT_LOCATIONS, ch
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
+from tiphys.protocol.variables import find_variables
 
 _STEP_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _UNAVAILABLE_FIELDS = ("exitCode", "ip")
@@ -27,6 +28,11 @@ _REMEDY_BY_KIND = {
 }
 _PIPELINE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _RUN_NAME = re.compile(r"(?:[-a-z0-9.]|\{[-\w]+\})+")
+_WORKFLOW_VARIABLES = (
+    *("annotations", "creationTimestamp", "duration", "failures", "labels", "mainEntrypoint", "name", "namespace"),
+    *("outputs", "parameters", "priority", "scheduledTime", "serviceAccountName", "status", "uid"),
+)
+"""Source: Argo ``docs/variables.md``."""
 PLACEMENT_FIELDS = frozenset(
     [
         "affinity",
@@ -80,6 +86,9 @@ def check_steps(manifest: Manifest, steps: list[AuthoredStep], options: CompileO
     _check_unavailable_fields(manifest, steps)
     for step in steps:
         check_step(step, manifest, options)
+    parameters = [parameter["name"] for parameter in list_declared(manifest["spec"], "arguments", "parameters")]
+    for template in manifest["spec"]["templates"]:
+        _check_tags(template, parameters)
 
 
 def check_order(template: Manifest) -> None:
@@ -252,6 +261,35 @@ def _check_arguments(manifest: Manifest) -> None:
                     f"task {task['name']!r}: no argument gives its input {kind[:-1]} {min(missing)!r}"
                     + _REMEDY_BY_KIND[kind]
                 )
+
+
+def _check_tags(template: Manifest, parameters: Sequence[str]) -> None:
+    """Refuse tags that Argo could not resolve, as it does (``workflow/validate``, resolveAllVariables)."""
+    groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
+    tasks = [task for group in groups for task in (group if isinstance(group, list) else [group])]
+    for task in tasks:
+        if task.get("inline"):
+            _check_tags({"name": task["name"], **task["inline"]}, parameters)
+    rest = {field: value for field, value in template.items() if field not in ("dag", "steps")}
+    owner = f"template {template.get('name')!r}"
+    for variable in find_variables([rest, *({**task, "inline": None} for task in tasks)]):
+        match variable.names:
+            case _ if variable.is_expression:
+                continue
+            case ("workflow", "parameters", name, *_):
+                missing = ("the Workflow", "parameter", name, [*parameters, "json"])
+            case ("workflow", name, *_):
+                missing = ("the Workflow", "variable", name, _WORKFLOW_VARIABLES)
+            case ("inputs", ("parameters" | "artifacts") as kind, name, *_):
+                known = [entry["name"] for entry in list_declared(template, "inputs", kind)]
+                missing = (owner, f"input {kind[:-1]}", name, known)
+            case ("tasks" | "steps" as kind, name, _, *_):
+                missing = (owner, kind[:-1], name, [task["name"] for task in tasks])
+            case _:
+                continue
+        if name not in missing[-1]:
+            tag = ".".join(variable.names)
+            raise UsageError(f"{{{{{tag}}}}} never gets a value: {unknown_name_message(*missing)}")
 
 
 def _check_unique(owner: str, role: str, entries: list[Manifest]) -> None:

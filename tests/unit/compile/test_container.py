@@ -7,7 +7,16 @@ import json
 from typing import Any
 
 import pytest
-from support.builders.authored_workflows import STORE, artifact, by_name, gated, output_parameter, train, workflow
+from support.builders.authored_workflows import (
+    STORE,
+    artifact,
+    by_name,
+    gated,
+    output_parameter,
+    parameters,
+    train,
+    workflow,
+)
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
@@ -291,7 +300,7 @@ def test_the_deadline_and_a_steps_grace_reach_its_pod() -> None:
     [
         ({"deadline_seconds": 3600, "grace_seconds": 45.2}, {}, 3646),
         ({}, {"activeDeadlineSeconds": 600}, 630),
-        ({}, {"activeDeadlineSeconds": "{{inputs.parameters.limit}}"}, None),
+        ({}, {"activeDeadlineSeconds": "{{inputs.parameters.limit}}", "inputs": parameters("limit")}, None),
         ({}, {}, None),
     ],
 )

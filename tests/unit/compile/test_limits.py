@@ -14,7 +14,8 @@ OPTIONS = CompileOptions(store="s3://ml-runs/tiphys")
 
 
 def entry(entry_fields: Manifest | None = None, **fan_out: Any) -> Manifest:
-    manifest = workflow(train(), tasks=[task("sweep", "fit", **fan_out)], entry=entry_fields)
+    tasks = [task("sweep", "fit", **fan_out)]
+    manifest = workflow(train(), tasks=tasks, entry=entry_fields, arguments=parameters("items"))
     return by_name(compile_workflow(manifest, OPTIONS))["main"]
 
 

@@ -228,7 +228,8 @@ def test_admit_declares_what_the_program_needs() -> None:
 def test_workflow_parameters_that_the_program_uses_decide_its_key_too() -> None:
     container = {"args": ["{{workflow.parameters.lr}}", "{{=workflow.parameters['batch-size']}}", "{{workflow.name}}"]}
 
-    body = compiled(gated("prep", container=container))["prep-admit"]["plugin"]["tiphys"]
+    made = compiled(gated("prep", container=container), arguments=parameters("lr", "batch-size"))
+    body = made["prep-admit"]["plugin"]["tiphys"]
 
     assert body["inputs"] == {
         "workflow.parameters.batch-size": "{{workflow.parameters.batch-size}}",
@@ -371,7 +372,7 @@ def test_outputs_of_a_step_lie_below_the_number_of_the_retry() -> None:
         ("model", "/tmp/model", "model"),
         ("model", "/tmp/v1.2", "model"),
         ("model", "/tmp/a.b c", "model"),
-        ("model", "/tmp/{{inputs.parameters.name}}.x{{workflow.name}}", "model"),
+        ("model", "/tmp/{{workflow.uid}}.x{{workflow.name}}", "model"),
     ],
 )
 def test_an_output_file_keeps_the_suffix_by_which_viewers_know_it(name: str, path: str, file: str) -> None:

@@ -288,7 +288,8 @@ TASK_FIELDS: dict[str, Any] = {
 def test_a_field_of_the_task_stays(field: str) -> None:
     call = task("prep", **{field: TASK_FIELDS[field]})
     after = task("after", "prep", dependencies=["prep"])
-    made = entry_tasks(compiled(step("prep"), plain("bye"), tasks=[call, after]))
+    given = parameters("lr", "list")
+    made = entry_tasks(compiled(step("prep"), plain("bye"), tasks=[call, after], arguments=given))
     assert made["prep"][field] == TASK_FIELDS[field]
     assert made["after"]["dependencies"] == ["prep"]
 

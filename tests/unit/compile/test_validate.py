@@ -78,6 +78,53 @@ WORKFLOWS: dict[str, tuple[Manifest, str, Manifest]] = {
         "step 'prep': it has no items, and Argo would run it once",
         workflow(step(), tasks=[task("prep", withItems=[1])]),
     ),
+    "a tag of an input that is not declared": (
+        workflow(
+            step(
+                container={"args": ["{{inputs.parameters.rat}}"]},
+                inputs={"parameters": [{"name": "rate", "value": "1"}]},
+            )
+        ),
+        "{{inputs.parameters.rat}} never gets a value: template 'prep' has no input parameter 'rat'; did you mean",
+        workflow(
+            step(
+                container={"args": ["{{inputs.parameters.rate}}"]},
+                inputs={"parameters": [{"name": "rate", "value": "1"}]},
+            )
+        ),
+    ),
+    "a tag of a parameter that the Workflow lacks": (
+        workflow(step(), plain("tell", inputs={"parameters": [{"name": "x", "value": "{{workflow.parameters.x}}"}]})),
+        "{{workflow.parameters.x}} never gets a value: the Workflow has no parameter 'x'",
+        workflow(
+            step(),
+            plain("tell", inputs={"parameters": [{"name": "x", "value": "{{workflow.parameters.x}}"}]}),
+            arguments={"parameters": [{"name": "x", "value": "1"}]},
+        ),
+    ),
+    "a tag of a variable that Argo does not know": (
+        workflow(step(container={"args": ["{{workflow.nam}}"]})),
+        "the Workflow has no variable 'nam'; did you mean 'name'?",
+        workflow(
+            step(container={"args": ["{{workflow.name}} {{workflow.labels.team}} {{tasks.name}} {{ site.title }}"]})
+        ),
+    ),
+    "a tag of another task in a program": (
+        workflow(step(container={"args": ["{{tasks.make.outputs.result}}"]}), plain("make")),
+        "{{tasks.make.outputs.result}} never gets a value: template 'prep' has no task 'make'",
+        workflow(step(container={"args": ["{{=tasks.make.outputs.result}}"]}), plain("make")),
+    ),
+    "a tag of an input in a template within a task": (
+        workflow(
+            step(),
+            tasks=[
+                task("prep"),
+                {"name": "tell", "inline": plain("tell", metadata={"labels": {"x": "{{inputs.parameters.x}}"}})},
+            ],
+        ),
+        "template 'tell' has no input parameter 'x'; it has: none",
+        workflow(step(), tasks=[task("prep"), {"name": "tell", "inline": plain("tell")}]),
+    ),
     "no name": (
         workflow(step()) | {"metadata": {}},
         "the pipeline has no name",
@@ -495,7 +542,9 @@ def test_field_that_a_gated_step_never_answers_is_refused(use: str) -> None:
 def test_field_that_a_gated_step_answers_is_not_refused(use: str) -> None:
     after = task("after", arguments={"parameters": [{"name": "x", "value": use}]})
 
-    compile_workflow(workflow(gated(), plain("after", inputs=parameters("x")), tasks=[task("prep"), after]), OPTIONS)
+    templates = (gated(), plain("after", inputs=parameters("x")), plain("other"))
+    tasks = [task("prep"), task("prep-2", "other"), task("other"), after]
+    compile_workflow(workflow(*templates, tasks=tasks), OPTIONS)
 
 
 def test_a_training_step_with_checkpoints_needs_a_store() -> None:

@@ -147,6 +147,14 @@ def test_workflow_variables_and_defaults_reach_templates(bench: Bench) -> None:
     assert log.split()[4].startswith("wf-say-")
 
 
+def test_workflow_documents_are_json_in_tags_and_expressions(bench: Bench) -> None:
+    say = shell("echo '{{workflow.parameters.json}}' '{{=jsonpath(workflow.parameters.json, '$[0].value')}}'", "say")
+    say["inputs"] = {"parameters": [{"name": "labels", "default": "{{workflow.labels.json}}"}]}
+    manifest = workflow(dag(call("say")), say, arguments={"parameters": [{"name": "lr", "value": "0.1"}]})
+    bench.run(manifest)
+    assert bench.logs("say") == ['[{"name":"lr","value":"0.1"}] 0.1\n']
+
+
 def test_template_defaults_apply_to_every_template(bench: Bench) -> None:
     manifest = workflow(dag(call("bad")), shell("exit 1", "bad"), templateDefaults={"retryStrategy": {"limit": 1}})
     assert bench.run(manifest) == "Failed"

@@ -1,6 +1,7 @@
 """What a Workflow could become is found by compiling it; marks are written into its text and change nothing else."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -546,6 +547,60 @@ def test_a_workflow_of_odd_parts_is_refused_and_not_a_crash(tmp_path: Path) -> N
         path = write(tmp_path, f"{head}{spec}\n")
         with pytest.raises(UsageError, match=r"old\.yaml:1: this is no Workflow: spec"):
             adopt(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place"),
+    [
+        ("resources: {limits: {cpu: 1}}", "resources: {limits: [cpu]}", "container.resources.limits"),
+        ("valueFrom: {path: /tmp/o}", "valueFrom: /tmp/o", "outputs.parameters.0.valueFrom"),
+        ("path: /tmp/a", "path: 7", "outputs.artifacts.0.path"),
+        ("parallelism: 2", "parallelism: '2'", "parallelism"),
+        ("withItems: [1]", "withItems: 1", "dag.tasks.0.withItems"),
+        ("withItems: [1]", "withParam: [1]", "dag.tasks.0.withParam"),
+        ("withItems: [1]", "withSequence: 3", "dag.tasks.0.withSequence"),
+    ],
+)
+def test_a_field_of_another_shape_is_named(tmp_path: Path, before: str, after: str, place: str) -> None:
+    text = """apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: odd-}
+spec:
+  entrypoint: main
+  templates:
+    - name: main
+      parallelism: 2
+      dag: {tasks: [{name: a, template: a, withItems: [1]}]}
+    - name: a
+      outputs: {parameters: [{name: o, valueFrom: {path: /tmp/o}}], artifacts: [{name: a, path: /tmp/a}]}
+      container: {image: busybox, command: [echo], resources: {limits: {cpu: 1}}}
+"""
+    assert adopt(write(tmp_path, text))[0].marks
+    assert before in text
+    with pytest.raises(UsageError, match=rf"this is no Workflow: spec\.templates\.\d\.{re.escape(place)}: "):
+        adopt(write(tmp_path, text.replace(before, after)))
+
+
+def test_a_field_without_a_value_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    text = """apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: bare-}
+spec:
+  entrypoint: main
+  arguments:
+  templates:
+    - name: main
+      inputs:
+      dag: {tasks: [{name: a, template: a, withItems: [{x: 1}, {x: null}], arguments: , when: }]}
+    - name: a
+      metadata:
+      container: {image: busybox, command: [echo], env: , resources: }
+"""
+    [document] = read_argo_documents(write(tmp_path, text))
+    [task] = document.manifest["spec"]["templates"][0]["dag"]["tasks"]
+    assert task == {"name": "a", "template": "a", "withItems": [{"x": 1}, {"x": None}]}
+    [adoption] = adopt(write(tmp_path, text))
+    assert (set(adoption.marks), adoption.refusal) == ({"a"}, "")
 
 
 def test_a_template_that_names_data_stays_what_its_author_made_it_though_nothing_can_be_read(tmp_path: Path) -> None:

@@ -224,6 +224,17 @@ def test_compile_refuses_a_value_that_the_program_could_not_read(values: dict[st
         arguments_of(**values)
 
 
+def test_choices_of_a_literal_are_texts() -> None:
+    def search(depth: Literal[1, 2] = 1, mode: Literal["fast", 3, None] = None, on: Literal[True] = True) -> None:
+        _ = depth, mode, on
+
+    template = step(image="x:1")(search).script._build_template()
+
+    assert template.inputs
+    found = {parameter.name: (parameter.default, parameter.enum) for parameter in template.inputs.parameters or ()}
+    assert found == {"depth": ("1", ["1", "2"]), "mode": ("null", ["fast", "3", "null"]), "on": ("true", ["true"])}
+
+
 def test_a_default_beside_none_is_a_default() -> None:
     def late(
         seed: int | None = 42, tags: list[str] | None = None, name: str | None = "ü", on: bool | None = True

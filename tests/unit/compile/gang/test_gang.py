@@ -181,7 +181,7 @@ def test_variables_of_the_author_override_those_of_the_gang() -> None:
 def test_no_value_can_break_the_manifest() -> None:
     arguments = ["--lr={{inputs.parameters.learning-rate}}!", "{{workflow.parameters.epochs}}"]
     template = gang({"args": arguments}, inputs=parameters("learning-rate"))
-    found = pod(template)["spec"]["containers"][0]["args"]
+    found = pod(template, arguments=parameters("epochs"))["spec"]["containers"][0]["args"]
     assert found == [f"--lr={KNOWN['inputs.parameters.learning-rate']}!", "3"]
 
 

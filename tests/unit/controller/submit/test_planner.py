@@ -15,7 +15,7 @@ import json
 from typing import Any
 
 import pytest
-from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.compiled_workflows import History, gated, pipeline_of, plain, ungated
 from support.builders.lineage import commit, ref
 from support.fakes.submitter import FakeSubmitter
 from support.processes.failpoints import dying_at
@@ -292,6 +292,47 @@ def test_a_changed_default_of_a_template_is_a_changed_parameter(
 
     assert words(dry.plan.drift) == ["aside: parameters lr 1.5 → 2.5"]
     assert set(dry.plan.running) == {"aside", "report"}
+    assert dry.plan.refusal is not None
+
+
+def test_a_changed_plain_task_takes_the_steps_that_rest_on_it_along(store: Store, submitter: FakeSubmitter) -> None:
+    def with_seed(seed: str) -> Manifest:
+        given = {"arguments": {"parameters": [{"name": "seed", "value": seed}]}}
+        tasks = (plain("fetch", **given), plain("clean", depends="fetch"), gated("fit", depends="clean"))
+        return pipeline_of(*tasks, gated("aside"), gated("report", depends="fit"))
+
+    start_run(store, submitter, with_seed("1"), RUN)
+    history = History(store, RUN)
+    for step in ("fit", "aside"):
+        history.done(step)
+    history.failed("report")
+    submitter.end(RUN)
+
+    dry = resume_run(store, submitter, RUN, change=WorkflowChange(with_seed("2")), dry_run=True)
+
+    assert words(dry.plan.drift) == ["fetch: parameters seed 1 → 2"]
+    assert {step.name: step.reason for step in dry.plan.steps if step.name in ("fit", "aside")} == {
+        "fit": "clean, which it needs, changed; taken over if it makes no difference",
+        "aside": "done in attempt 1",
+    }
+    assert set(dry.plan.running) == {"fetch", "clean", "fit", "report"}
+
+
+def test_a_changed_condition_decides_anew(store: Store, submitter: FakeSubmitter) -> None:
+    def with_condition(text: str) -> Manifest:
+        task = ungated("fit", when=f"{{{{workflow.parameters.epochs}}}} > {text}")
+        return pipeline_of(task, gated("report", depends="fit"), parameters={"epochs": "3"})
+
+    start_run(store, submitter, with_condition("1"), RUN)
+    history = History(store, RUN)
+    history.done("fit")
+    history.failed("report")
+    submitter.end(RUN)
+
+    dry = resume_run(store, submitter, RUN, change=WorkflowChange(with_condition("5")), dry_run=True)
+
+    assert words(dry.plan.drift) == ["fit: parameters when 3 > 1 → 3 > 5"]
+    assert dry.plan.running == ("fit", "report")
     assert dry.plan.refusal is not None
 
 
