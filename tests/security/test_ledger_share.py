@@ -76,6 +76,7 @@ def test_a_long_name_of_a_node_takes_no_more_room_than_a_short_one(ledger, api):
 
 
 def test_a_namespace_that_has_used_its_share_waits_and_the_others_go_on(ledger, api):
+    ledger.request(ask(8, "ml-first"))
     refused = fill(ledger)
     assert "namespace vision" in refused.message
     assert "share of the GPU ledger" in refused.message

@@ -17,7 +17,7 @@ from support.stories.sessions import open_session
 from tiphys.checkpoint.tracked_session import TrackedSession
 from tiphys.errors import FencedError, StoreFullError
 from tiphys.lineage.quarantine import quarantine_checkpoint
-from tiphys.lineage.retention.policy import pin_checkpoint
+from tiphys.lineage.retention.policy import pin_checkpoint, unpin_checkpoint
 from tiphys.lineage.select import list_commits
 from tiphys.store import LineageLayout
 
@@ -42,7 +42,7 @@ class SmallStore(MemoryStore):
         super().create(key, data, sha256=sha256)
 
     def delete(self, key: str) -> None:
-        self.is_full = False
+        self.is_full = self.is_full and key not in self.objects
         super().delete(key)
 
 
@@ -94,6 +94,18 @@ def test_shards_of_failed_saves_make_room(capsys):
         save(session, 4)
         assert (session.failed_saves, session.last_committed) == (0, ref(1, 4))
     assert abandoned not in store.objects
+
+
+def test_mark_of_any_expired_checkpoint_makes_room_to_delete_the_first():
+    store = SmallStore(3, strict=True)
+    with open_session(store, keep_last=1, delay_seconds=DELAY) as session:
+        save(session, 1)
+        pin_checkpoint(store, ref(1, 1), "release")
+        save(session, 2, 3)
+        unpin_checkpoint(store, ref(1, 1), "release")
+        save(session, 4)
+        assert session.failed_saves == 0
+    assert list_commits(store, LINEAGE)[0] == ref(1, 4)
 
 
 def test_save_without_room_says_that_nothing_expired(capsys):

@@ -1,5 +1,7 @@
 """Retention of a run from outside: its own policy, what a running program refers to, and what cannot be seen."""
 
+from datetime import timedelta
+
 import pytest
 from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
 from support.fakes.memory_store import MemoryStore
@@ -9,6 +11,7 @@ from tiphys.lineage.retention.gc import RetentionAction, UnreachableLineage, ite
 from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import list_commits
 from tiphys.protocol.step_spec import RetentionPolicy
+from tiphys.records import utc_now
 from tiphys.store import DirectoryStore, LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -66,6 +69,9 @@ def test_the_first_pass_marks_and_the_next_waits(store):
     marks = {fate.checkpoint: fate.marked_at for fate in first.decisions}
     assert [fate.marked_at for fate in waiting] == [marks[ref(1, 2)], marks[ref(1, 1)]], "each tells what is on record"
     assert all(fate.marked_at for fate in waiting)
+    tomorrow, delay = utc_now() + timedelta(days=1), timedelta(seconds=RetentionPolicy(last=3).delay_seconds)
+    assert [first.find_due_time(fate, tomorrow) for fate in waiting] == [fate.marked_at + delay for fate in waiting]
+    assert {first.find_due_time(fate, tomorrow) for fate in first.decisions[:3]} == {None}
 
 
 def test_the_start_of_the_newest_attempt_stays(store):

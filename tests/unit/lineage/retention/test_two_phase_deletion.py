@@ -208,6 +208,20 @@ def test_a_pin_that_came_too_late_goes_with_a_later_pass(store, clock, monkeypat
     assert list_pins(store, LINEAGE) == {ref(1, 3): ("newest",)}
 
 
+def test_a_checkpoint_that_is_committed_and_marked_during_a_pass_keeps_its_shards(store, clock):
+    def meanwhile(operation, key):
+        if (operation, key) == ("list", LAYOUT.all_tombstones):
+            store.refuses = lambda operation, key: False
+            commit(store, ref(1, 4))
+            store.create(LAYOUT.tombstone(1, 4), b"of another pass")
+        return False
+
+    store.refuses = meanwhile
+    retention(store, clock).apply(STARTS, ())
+    assert steps(store) == [1, 2, 3, 4]
+    assert any(store.list(LAYOUT.shards(1, 4)))
+
+
 def test_a_fenced_attempt_deletes_nothing_and_takes_its_announcements_back(store, clock):
     def recheck():
         raise FencedError("attempt 2 exists")

@@ -245,6 +245,15 @@ def test_next_try_of_the_same_attempt_takes_over_what_the_one_before_left(ledger
     assert lease.request.node_hash == hash_node_name("u1.fit(1).admit")
 
 
+def test_node_that_holds_a_lease_gets_it_and_not_that_of_another_node_of_its_attempt(ledger):
+    own = ledger.request(ask(2, node="u1.fit(0).admit", attempt=1))
+    ledger.request(ask(2, node="u1.fit(1).admit", attempt=2))
+    again = ledger.request(ask(2, node="u1.fit(0).admit", attempt=2))
+    assert isinstance(own, Admitted)
+    assert isinstance(again, Admitted)
+    assert again.lease == own.lease
+
+
 def test_items_keep_their_names(ledger):
     for index in (0, 11):
         ledger.request(ask(8, step=f"fit.0123456789ab.{index}", item_index=index))
@@ -290,11 +299,12 @@ def test_lease_that_went_to_another_attempt_while_it_was_looked_at_is_kept(ledge
     assert held(ledger) == [("u1", 8)]
 
 
-def test_named_leases_are_released_before_their_check_is_due_and_others_are_not_looked_at(ledger):
+def test_named_leases_are_released_before_their_check_is_due_and_others_are_not_looked_at(ledger, clock):
     ledger.request(ask(2, uid="ü.1"))
     ledger.request(ask(2, uid="ü.2"))
     ledger.release_dead_leases(lambda _: False)
     before = ledger.snapshot().leases
+    clock.advance(1)
     assert ledger.release_dead_leases(lambda _: False, before[:1]) == []
     assert ledger.snapshot().leases == before, "a look at named leases moves no check"
     gone = ledger.release_dead_leases(lambda lease: lease.request.uid == "ü.2", before[1:])
@@ -325,6 +335,8 @@ def test_restored_lease_keeps_the_nodes_of_its_members(ledger):
     again = ledger.request(gang)
     assert isinstance(again, Admitted)
     assert again.nodes == ("n1", "n2")
+    assert ledger.restore("part", ask(8, "u3", members=2), None, ("n3", "n4"), 1) == 4
+    assert ledger.snapshot().leases[1].nodes == ("n3",), "the other member has no GPUs, as the quota is used up"
 
 
 def test_restored_lease_does_not_replace_the_one_that_the_node_holds(ledger):

@@ -317,7 +317,10 @@ def test_a_service_that_follows_does_not_skip_a_gap(api, clock, small_parts):
         follows.request(ask(1, "new"))
 
 
-def test_a_log_that_cannot_be_healed_begins_again_and_every_service_records_live_pods_first(api, clock, small_parts):
+@pytest.mark.parametrize("later_seconds", [REPAIR_SECONDS, -3600], ids=["same clock", "clock set back"])
+def test_a_log_that_cannot_be_healed_begins_again_and_every_service_records_live_pods_first(
+    api, clock, small_parts, monkeypatch, later_seconds
+):
     lost = Service(api, clock)
     held = fill(lost, 12)
     drop(api, log_records(api)[1])
@@ -327,7 +330,7 @@ def test_a_log_that_cannot_be_healed_begins_again_and_every_service_records_live
             with pytest.raises(LedgerLostError):
                 service.begin_recovery()
         clock.advance(5)
-    clock.advance(REPAIR_SECONDS)
+    clock.advance(later_seconds)
     services[0].begin_recovery()
     assert deferral(services[0].request(ask(1, "new"))) is AdmissionReason.LEDGER_RECOVERING
     services[0].restore(held[0], ask(1, "u0"), "A100")
@@ -338,6 +341,10 @@ def test_a_log_that_cannot_be_healed_begins_again_and_every_service_records_live
     for service in services:
         service.end_recovery()
         assert uids(service) == ["u0", "u1"]
+    monkeypatch.setattr(ledger_object, "MAX_ENTRY_BYTES", 1)
+    assert isinstance(services[0].request(ask(1, "new")), Admitted)
+    with pytest.raises(LedgerLostError, match="begun without its leases"):
+        lost.request(ask(1, "new"))  # also after another log has followed
 
 
 def test_a_service_that_knew_the_state_before_a_loss_grants_nothing_before_its_own_recovery(api, clock, small_parts):

@@ -110,13 +110,19 @@ def test_a_request_without_room_takes_no_room_from_others(monkeypatch):
 
 
 def test_a_failed_write_fails_every_request_that_shared_it():
-    def down(turns):
+    shared = []
+
+    def down(writes: list[QueuedWrite]):
+        while not shared and len(turns._waiting) < 3:
+            threading.Event().wait(0.001)
+        shared.append(len(writes))
         raise StoreError("the API server did not answer")
 
     turns = WriteBatcher(down, 60, "the ledger")
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(turns.submit, lambda book, rules: (book, None)) for _ in range(4)]
     assert [str(one.exception()) for one in asked] == ["the API server did not answer"] * 4
+    assert shared == [1, 3]
 
 
 def test_a_request_that_gave_up_waiting_is_not_decided_later():

@@ -102,6 +102,9 @@ def test_gpu_time_of_a_lease_is_that_of_earlier_attempts_and_its_own():
     assert attained_gpu_seconds(held, NOW + timedelta(hours=2)) == 9 * HOUR
     assert attained_gpu_seconds(held, NOW - timedelta(hours=2)) == HOUR, "a clock that was put back takes none away"
     assert [attained_level_of(queue, held, NOW + timedelta(hours=hours)) for hours in (0, 1, 2)] == [1, 1, 2]
+    small = lease(2, attained=900 * HOUR, min_members=1, max_members=4)
+    grown = replace(small, request=small.request.with_members(4))
+    assert attained_level_of(queue, small, NOW) == attained_level_of(queue, grown, NOW), "members change no level"
 
 
 def test_admit_counts_what_the_attempts_before_have_had(tmp_path):

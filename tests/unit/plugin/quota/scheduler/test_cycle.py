@@ -222,9 +222,11 @@ def test_a_preemptor_waits_for_its_victim_with_an_expected_start():
 
 @pytest.mark.parametrize(("gpus", "subject"), [((4, 4), " and 1 other were"), ((4, 2, 2), " and 2 others were")])
 def test_the_message_counts_the_trainings_that_were_asked_to_go(gpus, subject):
-    victims = tuple(leaving(count, f"victim-{number}", whom="first") for number, count in enumerate(gpus))
-    answer = decided(LedgerState(victims, queues=EIGHT), ask(8, "first"))
-    assert answer.message.startswith(f"run-victim-0/fit{subject} asked to save and go at 00:00:00")
+    *victims, last = (leaving(count, f"victim-{number}", whom="first") for number, count in enumerate(gpus))
+    asked = PreemptionNotice("first", "fit", NOW + timedelta(seconds=30), NOW + timedelta(minutes=5))
+    answer = decided(LedgerState((*victims, replace(last, preemption=asked)), queues=EIGHT), ask(8, "first"))
+    named = f"{last.request.run}/fit{subject} asked to save and go at 00:00:00, by 00:05:00 at the latest"
+    assert answer.message.startswith(named), "the first time and the last deadline"
 
 
 def test_the_cache_of_request_shapes_is_bounded_and_changes_no_decision(monkeypatch):
