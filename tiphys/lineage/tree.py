@@ -293,7 +293,7 @@ def _build_attempt_node(
         attempt=claim.attempt,
         submission=claim.submission,
         started_at=claim.written_at,
-        ended_at=end.written_at if end else None,
+        ended_at=end.ended_at if end else None,
         outcome=end.outcome if end else None,
         stopped=end is not None and end.stopped,
         cause=end.cause if end else None,

@@ -77,7 +77,7 @@ class Trial(Record):
     """The checkpoint that recorded the value; None for an output."""
     attempts: int = 0
     gpu_hours: float = 0.0
-    """GPUs times the time between claim and end of each attempt, by the clocks of their writers."""
+    """GPUs times the time between claim and `AttemptEnd.ended_at` of each attempt, by the clocks of their writers."""
     message: str = ""
     """How its last attempt ended."""
     outputs: tuple[Output, ...] = ()
@@ -182,7 +182,7 @@ def _trial_state(attempts: Sequence[Attempt]) -> TrialState:
 
 def attempt_hours(attempts: Iterable[Attempt], now: datetime) -> float:
     """Total hours between claim and end of the attempts; an open attempt counts until ``now``."""
-    spans = [(end.written_at if end else now) - claim.written_at for claim, end in attempts]
+    spans = [(end.ended_at if end else now) - claim.written_at for claim, end in attempts]
     return sum(max(0.0, span.total_seconds()) for span in spans) / 3600
 
 

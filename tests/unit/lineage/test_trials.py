@@ -47,7 +47,7 @@ from tiphys.records import (
     json_digest,
     utc_now,
 )
-from tiphys.store import RunLayout
+from tiphys.store import RunLayout, fence_attempt
 
 ITEMS = [{"lr": 0.1, "name": "a"}, {"lr": 0.2, "name": "b"}, {"lr": 0.3, "name": "c"}]
 STEPS = [item.step_id for item in assign_item_ids("fit", ITEMS)]
@@ -195,14 +195,18 @@ def test_attempts_and_gpu_hours_are_counted(store):
     end(store, STEPS[0], outcome=AttemptEndOutcome.FAILED)
     begin(store, STEPS[0], 2)
     end(store, STEPS[0], 2, outcome=AttemptEndOutcome.FENCED)
+    begin(store, STEPS[0], 3)
+    fence_attempt(store, RUN, STEPS[0], 3, "its pod is gone", last_alive_at=utc_now() + timedelta(minutes=30))
     begin(store, STEPS[1])
 
     later = utc_now() + timedelta(hours=1)
     first, second, third = read_sweep(RunHistory.for_display(store, RUN), "fit", None, None, later).trials
 
-    assert [trial.attempts for trial in (first, second, third)] == [2, 1, 0]
+    assert [trial.attempts for trial in (first, second, third)] == [3, 1, 0]
     assert [trial.state for trial in (first, second, third)] == ["Interrupted", "Running", "Waiting"]
-    assert first.gpu_hours < 0.5, "what has ended counts no further"
+    assert 2 <= first.gpu_hours < 2.5, "what has ended counts no further, and a lost one to its last sign of life"
+    [fit] = read_lineage_tree(RunHistory(store, RUN)).steps[:1]
+    assert fit.attempts[2].ended_at == RunHistory(store, RUN).read_end(STEPS[0], 3).ended_at
     assert 4 <= second.gpu_hours < 4.5
     assert third.gpu_hours == 0
 
