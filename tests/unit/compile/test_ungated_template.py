@@ -170,16 +170,18 @@ def test_a_pipeline_of_many_functions_stays_below_the_limit_of_argos_full_crds()
 def test_a_fan_out_passes_its_item_on_to_a_template_that_other_tasks_call_without() -> None:
     given = {"parameters": [{"name": "lr", "value": "{{item}}"}]}
     once = {"parameters": [{"name": "lr", "value": "1"}]}
-    calls = [task("sweep", "prep", withItems=[1, 2], arguments=given), task("one", "prep", arguments=once)]
+    names = ("one", "sweep", "two")  # neither the first nor the last call is the fan-out
+    calls = [task(name, "prep", arguments=once) for name in names]
+    calls[1] = task("sweep", "prep", withItems=[1, 2], arguments=given)
     manifest = compile_workflow(workflow(step("prep", inputs=parameters("lr")), tasks=calls), OPTIONS)
     made = by_name(manifest)
 
     assert made["prep"]["inputs"]["parameters"] == [{"name": "lr"}, {"name": "tiphys-item", "default": ""}]
-    sweep, one = entry_tasks(made).values()
+    one, sweep, _ = entry_tasks(made).values()
     assert passed(sweep) == {"lr": "{{item}}", "tiphys-item": "{{item}}"}
     assert passed(one) == {"lr": "1"}
     steps = CompiledPipeline.from_manifest(manifest).steps
-    assert {name: spec.fan_out for name, spec in steps.items()} == {"sweep": True, "one": False}
+    assert {name: spec.fan_out for name, spec in steps.items()} == {name: name == "sweep" for name in names}
 
 
 def test_a_template_of_no_fan_out_has_no_item() -> None:

@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import StoreError
-from tiphys.launch.gang_restart import READY_SECONDS, GangMember, may_follow
+from tiphys.launch.gang_restart import READY_SECONDS, GangMember, GangRestart, may_follow
 from tiphys.launch.restart import ProgramEnd
 from tiphys.launch.session_registry import NEEDS_NEW_POD
 from tiphys.protocol import environment
+from tiphys.records import Cause, GangRestartRequest, utc_now
 from tiphys.store import ObjectInfo, RunLayout
 from tiphys.store.incarnations import joined_members_prefix
 
@@ -343,6 +344,20 @@ def test_late_member_starts_again_with_the_others(seed: int) -> None:
     stage.run(launchers)
     assert [launcher.has_started for launcher in launchers] == [True] * 3
     assert not any(launcher.left_when_started for launcher in launchers)
+
+
+def test_member_that_was_ready_and_is_asked_to_end_then_is_not_counted_on() -> None:
+    stage = Stage(1)
+    store = MemoryStore()
+    environ = variables(0, 3, **{environment.ELASTIC: "2:3"})
+    member = GangMember(environ, Signals(stage), store, lambda: stage.now)  # type: ignore[arg-type]
+    for name in ("00001", "00001-gone", "00002-gone"):
+        store.create(f"{member.prefix(2)}ready/{name}", b"")
+    asked = {"run": member.run, "step": member.step, "attempt": member.attempt, "incarnation": 2, "member": 0}
+    request = GangRestartRequest(**asked, cause=Cause.INFRASTRUCTURE, exit_code=137, ended_at=utc_now())
+    decision = GangRestart(member, request, has_committed=True).poll()
+    assert decision is not None
+    assert (decision.exit_code, decision.reason) == (137, "1 of 3 members were ready after 0 s")
 
 
 def test_members_wait_for_one_that_does_not_end_no_longer_than_they_say() -> None:

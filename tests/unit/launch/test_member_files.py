@@ -79,11 +79,13 @@ def test_the_first_stores_outputs_where_argo_would(
 
 
 @pytest.mark.usefixtures("data")
-@pytest.mark.parametrize("variable", ["NODE_RANK", "PET_NODE_RANK", "RANK"])
+@pytest.mark.parametrize(
+    "ranks", [{"NODE_RANK": "1", "RANK": "0"}, {"PET_NODE_RANK": "1", "RANK": "0"}, {"RANK": "1"}], ids=str
+)
 def test_a_member_other_than_the_first_stores_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, variable: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, ranks: dict[str, str]
 ) -> None:
-    assert run(monkeypatch, tmp_path, store, **{variable: "1"}) == 0
+    assert run(monkeypatch, tmp_path, store, **ranks) == 0
     assert stored(store) == {}
 
 
@@ -148,6 +150,7 @@ def test_the_launcher_of_one_pod_names_what_argo_drops(
 
 def test_a_single_file_is_fetched_as_one(tmp_path: Path, store: Store) -> None:
     store.create("one", b"1")
+    store.create("one-2", b"of another artifact")
     member_files.fetch_input(store, "one", tmp_path / "deep" / "in")
     assert (tmp_path / "deep" / "in").read_bytes() == b"1"
 

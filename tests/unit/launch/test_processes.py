@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tiphys.launch.process_table import Process, choose_receivers
+from tiphys.launch.session_registry import PREEMPTED, SessionRegistry, register_session
 
 BEGIN = """
 import os, signal, subprocess, sys
@@ -263,3 +264,19 @@ def test_launcher_imports_no_module_that_is_slow_to_import():
         "urllib.parse",
     }
     assert slow & imported == set()
+
+
+def test_name_of_a_process_may_look_like_the_end_of_one():
+    script = "open('/proc/self/comm', 'w').write('a) b'); from tiphys.launch.process_table import ProcessStat\n"
+    assert run(f"{script}stat = ProcessStat('self'); print(stat.name, stat.pid == os.getpid())") == "a) b True\n"
+
+
+def test_note_of_a_preemption_before_sigterm_says_nothing_about_what_follows():
+    registry = SessionRegistry(tells_sessions=True)
+    register_session(registry.variables, PREEMPTED)
+    assert registry.has_preempted()
+    registry.forget_preempted()
+    assert not registry.has_preempted()
+    register_session(registry.variables, PREEMPTED)
+    assert registry.has_preempted()
+    registry.close()

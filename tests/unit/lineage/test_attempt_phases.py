@@ -59,6 +59,10 @@ def test_times_of_a_pod_whose_clock_is_ahead_are_shifted_with_their_restarts() -
     assert shifted == exact
 
 
+def test_times_of_a_pod_whose_clock_is_behind_are_shifted_no_further_than_to_the_end() -> None:
+    assert phases(attempt(skew=-10, last=108)) == [("first_step", 2), ("useful", 98)]
+
+
 def test_attempt_without_a_restart_has_none() -> None:
     assert phases(attempt())[3:] == [("useful", 90)]
 

@@ -58,6 +58,8 @@ def test_artifact_has_the_hashes_of_its_objects(flow):
     assert stored.sha256 == hashlib.sha256(b"1,2,3").hexdigest()
     assert stored.version
     assert intact(flow, end_of(flow))
+    listed = {key: info._replace(version="") for key, info in list_outputs(flow.store, end_of(flow)).items()}
+    assert find_output_fault(end_of(flow), listed) is None, "another store may keep nothing about the bytes"
 
 
 def test_folder_is_an_artifact_with_all_its_files_and_no_others(flow):

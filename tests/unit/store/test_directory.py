@@ -358,8 +358,10 @@ class TestForeignFiles:
         with pytest.raises(StoreError, match=r"cannot read .*/a: Permission denied"):
             store.read("a")
 
-    def test_folders_are_no_objects(self, store: DirectoryStore) -> None:
+    def test_folders_are_no_objects(self, store: DirectoryStore, root: Path) -> None:
         store.create("a/b", b"")
+        (root / "empty" / "deep").mkdir(parents=True)  # a writer died before it published
 
         with pytest.raises(ObjectMissingError):
             store.read("a")
+        assert list(store.prefixes("")) == ["a/"]

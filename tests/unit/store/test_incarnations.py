@@ -3,6 +3,7 @@
 import pytest
 from support.fakes.memory_store import MemoryStore
 
+from tiphys.records import CrashRecord
 from tiphys.store.incarnations import count_incarnations, find_crash_record
 
 PREFIX = "data/runs/night/incarnations/fit/000000001/"
@@ -26,6 +27,17 @@ def test_count_of_processes_is_that_of_sound_names(names: list[str], count: int)
     for name in names:
         store.create(PREFIX + name, b"{}")
     assert count_incarnations(store, "night", "fit", 1) == count
+
+
+def test_crash_report_is_that_of_the_last_process() -> None:
+    store = MemoryStore()
+    store.create(f"{PREFIX}000000002.json", b"{}")
+    for number, error in (("000000001", "first"), ("000000002", "last")):
+        report = CrashRecord(run="night", step="fit", attempt=1, error=error)
+        store.create(f"{PREFIX}{number}.crash.json", report.to_bytes())
+    found = find_crash_record(store, "night", "fit", 1)
+    assert found is not None
+    assert found.error == "last"
 
 
 def test_crash_report_of_a_strange_number_is_none() -> None:

@@ -174,6 +174,15 @@ def _marked(claim: SubmissionClaim) -> set[str]:
     return set(store.objects)
 
 
+def test_first_end_of_a_submission_decides_what_follows() -> None:
+    store = MemoryStore()
+    open_submission(store, claim_of("digits"))
+    end_submission(store, end_of("digits", "Failed"), may_be_resumed=True)
+    before = set(store.objects)
+    end_submission(store, end_of("digits", "Succeeded", NOW + 9 * HOUR), may_be_resumed=True)
+    assert set(store.objects) == before
+
+
 def test_an_end_can_be_settled_again() -> None:
     store = MemoryStore()
     open_submission(store, claim_of("digits"))

@@ -1,11 +1,12 @@
 """Reading the state of a run from listings alone."""
 
 import hashlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.lineage.run_history import RunHistory
 from tiphys.records import (
     AttemptClaim,
@@ -22,6 +23,7 @@ from tiphys.records import (
 )
 from tiphys.store import (
     DirectoryStore,
+    LineageLayout,
     ObjectInfo,
     RunLayout,
     append_events,
@@ -35,6 +37,7 @@ from tiphys.store import (
     runs,
 )
 from tiphys.store.layout import event_batch_key
+from tiphys.store.runs import check_name_free_of_leftovers, is_partly_deleted
 
 LAYOUT = RunLayout("digits")
 
@@ -135,6 +138,22 @@ class TestRuns:
         with pytest.raises(NotFoundError, match=rf"{store.url} has no run 'digits'; check the name and the store"):
             read_run(store, "digits")
 
+    @pytest.mark.parametrize(
+        ("left", "is_free"),
+        [
+            (LAYOUT.submission(1), True),
+            (LAYOUT.attempt("fit", 1), False),
+            (f"{LAYOUT.outputs('fit', 1)}model", False),
+            (LineageLayout("digits/fit").manifest(1, 9), False),
+        ],
+    )
+    def test_leftovers_of_a_deleted_run_take_its_name(self, store: DirectoryStore, left: str, is_free: bool) -> None:
+        store.create(left, b"{}")
+        store.create(RunLayout("digits.2").attempt("fit", 1), b"{}")
+        assert is_partly_deleted(store, "digits")
+        with nullcontext() if is_free else pytest.raises(ConflictError, match="partly deleted"):
+            check_name_free_of_leftovers(store, "digits")
+
     def test_refuses_a_name_that_no_run_can_have(self, store: DirectoryStore) -> None:
         with pytest.raises(UsageError, match="not valid"):
             read_run(store, "../secrets")
@@ -200,6 +219,23 @@ class TestAttempts:
 
         with pytest.raises(IntegrityError, match="attempt of fit 1 has records but no claim"):
             RunHistory(store, "digits").read_attempts()
+
+    @pytest.mark.parametrize("other", [{"run": "digits.2"}, {"step": "fit-2"}, {"attempt": 2}])
+    def test_an_end_that_was_copied_from_another_attempt_is_damage(
+        self, store: DirectoryStore, other: dict[str, object]
+    ) -> None:
+        put(store, LAYOUT.attempt("fit", 1), attempt("fit", 1))
+        put(store, LAYOUT.attempt_end("fit", 1), end("fit", 1).model_copy(update=other))
+        with pytest.raises(IntegrityError, match="copied from another key"):
+            read_step_attempts(store, "digits", "fit")
+
+    @pytest.mark.parametrize("other", [{"run": "digits.2"}, {"submission": 2}])
+    def test_a_claim_that_was_copied_from_another_submission_is_damage(
+        self, store: DirectoryStore, other: dict[str, object]
+    ) -> None:
+        put(store, LAYOUT.submission(1), submission(1).model_copy(update=other))
+        with pytest.raises(IntegrityError, match="copied from another key"):
+            read_submissions(store, "digits")
 
     def test_a_record_that_is_no_record_is_damage(self, store: DirectoryStore) -> None:
         store.create(LAYOUT.attempt("fit", 1), b"{}")

@@ -259,8 +259,10 @@ def test_settings_of_a_step_win_over_those_of_its_workflow() -> None:
         "affinity": terms("of-step"),
         "automountServiceAccountToken": True,
         "priorityClassName": "of-step",
+        "nodeSelector": {"disk": "of-step"},
     }
     of_all = {
+        "templateDefaults": {"nodeSelector": {"disk": "of-workflow"}},
         "podMetadata": {
             "labels": {"team": "workflow", "cost": "é", "tiphys.dev/member": "false"},
             "annotations": {"why": "workflow", "sidecar.istio.io/inject": "false"},
@@ -285,6 +287,7 @@ def test_settings_of_a_step_win_over_those_of_its_workflow() -> None:
         assert f'"key": "{zone}"' in json.dumps(spec["affinity"])
         assert spec["automountServiceAccountToken"] is (team == "step")
         assert (spec["priorityClassName"], spec["schedulerName"]) == (zone, "volcano")
+        assert spec["nodeSelector"] == {"disk": zone}
 
 
 def test_a_deadline_is_that_of_each_pod_and_distinct_from_a_failure() -> None:

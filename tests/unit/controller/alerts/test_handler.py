@@ -34,7 +34,7 @@ from tiphys_controller.alerts.rules import (
     read_alert_rules,
 )
 from tiphys_controller.alerts.webhook import AlertInbox, DeliveryReceipt, parse_delivery
-from tiphys_controller.auto_resume.act import AutoResumeReconciler
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, stop_workflow
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits, SubmissionStatus
 from tiphys_controller.kubernetes.alert_worker import AlertSweep
@@ -209,6 +209,15 @@ def test_a_run_is_stopped_so_that_it_saves_and_then_goes_on(desk: Desk) -> None:
     assert other.work() == 0
     assert desk.submitter.names() == [RUN, f"{RUN}-2"]
     assert other.handled_ == [("TrainingStalled", "restarted")]
+
+
+def test_stop_of_a_run_spares_another_workflow_that_has_its_name_by_now(desk: Desk) -> None:
+    stop_workflow(desk.store, desk.submitter, RUN)
+    assert desk.submitter.stopped == [RUN]
+    desk.submitter.delete(RUN)
+    desk.submitter.create({"metadata": {"name": RUN, "namespace": "default", "uid": "another"}})
+    stop_workflow(desk.store, desk.submitter, RUN)
+    assert desk.submitter.stopped == [RUN]
 
 
 def test_a_worker_that_died_before_it_stopped_a_run_does_so_when_it_is_back(desk: Desk) -> None:

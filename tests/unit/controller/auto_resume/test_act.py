@@ -125,6 +125,9 @@ def test_a_workflow_that_is_gone_counts_after_a_while_and_on_the_clock_that_neve
     assert desk.reason() == "NotSureYet"
     desk.now += 1
     assert desk.reason() == "Resume"
+    desk.commit(10)
+    desk.submitter.delete(f"{RUN}-2")
+    assert desk.reason() == "NotSureYet", "the time of the one before does not count"
 
 
 def test_a_workflow_that_was_only_not_shown_for_a_moment_begins_anew(desk: Desk) -> None:
@@ -294,13 +297,14 @@ def test_a_claim_that_was_never_sent_is_sent_under_its_own_number(desk: Desk) ->
     assert desk.submitter.names() == [RUN, f"{RUN}-2"]
 
 
-def test_a_dry_run_writes_nothing(desk: Desk) -> None:
-    desk.fail()
+@pytest.mark.parametrize(("cause", "reason"), [(Cause.PREEMPTION, "Resume"), (Cause.USER_ERROR, "NeedsPerson")])
+def test_a_dry_run_writes_nothing(desk: Desk, cause: Cause, reason: str) -> None:
+    desk.fail(cause=cause)
     desk.mode = AutomationMode.DRY_RUN
     desk.restart()
     before = list(desk.store.list(""))
     attended = desk.attend()
-    assert (attended.decision.reason, attended.resumed) == ("Resume", None)
+    assert (attended.decision.reason, attended.resumed) == (reason, None)
     assert list(desk.store.list("")) == before
 
 

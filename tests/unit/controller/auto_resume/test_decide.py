@@ -24,7 +24,12 @@ from tiphys_controller.auto_resume.decide import (
     count_fruitless_resumes,
     decide_auto_resume,
 )
-from tiphys_controller.auto_resume.observation_health import ObservationHealth, TokenBucket, find_distrust_reason
+from tiphys_controller.auto_resume.observation_health import (
+    ObservationHealth,
+    ObservationHealthTracker,
+    TokenBucket,
+    find_distrust_reason,
+)
 from tiphys_controller.auto_resume.state import (
     AutoResumeLimits,
     RunObservation,
@@ -210,6 +215,7 @@ def resumes(*advances: RunProgress) -> list[AutoResumeRecord]:
         (RunProgress(on_volumes=2), [RunProgress(on_volumes=1)], 0),
         # What retention has removed, or an older checkpoint that it went back to, is no progress.
         (RunProgress(checkpoints={"fit": 5}), [RunProgress(checkpoints={"fit": 10})], 1),
+        (RunProgress(checkpoints={"fit": 5}), [RunProgress(checkpoints={"fit": step}) for step in (10, 5)], 1),
     ],
 )
 def test_resumes_that_got_no_further_are_counted(now: RunProgress, before: list[RunProgress], expected: int) -> None:
@@ -250,6 +256,22 @@ def test_an_observation_is_trusted_only_while_it_is_healthy(
     health: ObservationHealth, vanished: bool, trusted: bool
 ) -> None:
     assert (find_distrust_reason(health, LIMITS, vanished=vanished) == "") == trusted
+
+
+def test_an_outage_concerns_its_namespace_or_all_and_a_vanished_workflow_counts_for_longer() -> None:
+    now, limits = [0.0], AutoResumeLimits()
+    tracker = ObservationHealthTracker(str, int, limits, lambda: now[0])
+    for now[0], namespace, expected in ((10, "ml", (0, 10)), (20, "", (0, 0)), (30, "vision", (10, 0))):
+        tracker.record_outage(namespace)
+        assert tuple(tracker.measure_health(name).healthy_seconds for name in ("ml", "vision")) == expected
+    for name, vanished in (("a", True), ("b", True), ("c", False)):
+        tracker.record_end(("ml", name), vanished=vanished)
+    counts = []
+    for wait in (0.0, limits.mass_failure_seconds, limits.mass_vanished_seconds):
+        now[0] = 30 + wait
+        health = tracker.measure_health("ml")
+        counts.append((health.failed_runs, health.vanished_workflows))
+    assert counts == [(3, 2), (0, 2), (0, 0)]
 
 
 def test_a_bucket_gives_no_more_than_its_rate_and_burst() -> None:

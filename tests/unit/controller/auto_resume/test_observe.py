@@ -3,7 +3,7 @@ from support.builders.compiled_workflows import History, gated, pipeline_of, ung
 from support.fakes.submitted_workflow import SubmittedWorkflow
 from support.fakes.submitter import FakeSubmitter
 from support.stories.plugin import commit
-from tiphys_controller import start_run
+from tiphys_controller import resume_run, start_run
 from tiphys_controller.auto_resume.observe import observe_run
 
 from tiphys.records import Cause
@@ -27,6 +27,17 @@ def test_progress_is_the_highest_step_and_not_that_of_the_newest_attempt(
 
     assert observation.advance is not None
     assert observation.advance.checkpoints == {"fit": reached}
+
+
+def test_failures_of_an_earlier_submission_are_none_of_this_one(store: Store, submitter: FakeSubmitter) -> None:
+    start_run(store, submitter, pipeline_of(gated("prep"), gated("fit")), RUN)
+    history = History(store, RUN)
+    history.failed("prep", 1, Cause.USER_ERROR, "a typo", 1)
+    submitter.end(RUN)
+    resume_run(store, submitter, RUN)
+    history.failed("fit", 1, Cause.PREEMPTION, "it was taken away", 2)
+    submitter.end(f"{RUN}-2")
+    assert [failure.step for failure in observe_run(store, submitter, RUN, None).failures] == ["fit"]
 
 
 def test_the_causes_of_failures_that_only_the_workflow_shows_are_observed(

@@ -81,6 +81,13 @@ def test_a_resume_submits_the_missing_steps(store: Store, submitter: FakeSubmitt
     assert first["arguments"] == {"artifacts": [{"name": "data", "s3": {"key": key}}]}
 
 
+def test_a_resume_in_the_cluster_of_a_run_stays_in_its_namespace(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    assert resume_run(store, submitter, RUN, namespace="elsewhere").submission == 2
+    assert submitter.manifest("digits-1-2")["metadata"]["namespace"] == "default"
+
+
 def test_a_run_whose_workflow_was_deleted_after_its_last_step_has_ended(store: Store, submitter: FakeSubmitter) -> None:
     start_run(store, submitter, pipeline_of(gated("prep")), RUN)
     History(store, RUN).done("prep")

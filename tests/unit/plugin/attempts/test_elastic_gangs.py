@@ -41,7 +41,8 @@ from tiphys.protocol.execute_api import ExecuteReply
 from tiphys.protocol.gang import GANG_LABEL, GangPhase, GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS, gang_outputs
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, RetryPolicy, StepSpec
-from tiphys.records import Cause
+from tiphys.records import Cause, EvictionRecord
+from tiphys.store import RunLayout, claim_record
 
 GANG = GangSpec(members=4, min_members=2)
 TAKEN = {"reason": "Deleted", "exit_code": 143}
@@ -109,6 +110,21 @@ def test_an_elastic_gang_starts_with_fewer_members_where_fewer_fit(here: World) 
     answer = outputs(reply)
     assert (answer["members"], answer["spare"]) == ("3", "1")
     assert said(reply).startswith("Attempt 1, 3 of 4 pods, holds 6 A100")
+
+
+def test_the_cost_of_an_evacuation_is_that_of_the_members_that_started(here: World) -> None:
+    other = here.submit(fit(gpu=gpus(2)), name="other-abc12", uid="uid-2")
+    assert outputs(other.admit("fit", 0))["run"] == "true"
+    flow = here.submit(spec())
+    name = started(here, flow)
+    evicted = EvictionRecord(run="digits-abc12", step="fit", attempt=1, reason="its node goes", nodes=("n1",))
+    claim_record(here.store, RunLayout("digits-abc12").eviction("fit", 1), evicted)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.ENDING, remaining=0)
+    for rank in range(3):
+        member(here, rank, "Failed", **TAKEN)
+    flow.end_try("fit", 0, exit_code="143")
+    [end] = [record for record in records(here.store, "control/runs/digits-abc12/attempts/fit/") if "outcome" in record]
+    assert (end["cause"], end["preempted"]["gpus"]) == ("preemption", 6)
 
 
 def test_gpus_of_a_lost_member_are_released_once_its_pod_is_gone(here: World) -> None:

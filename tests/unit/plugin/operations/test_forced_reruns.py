@@ -59,6 +59,10 @@ def test_of_a_fan_out_only_the_item_that_is_asked_for_runs_again(here):
         assert phase(flow.conclude("sweep", item=item)) == "Succeeded"
     flow = resumed(here, sweep, **{item_step_id("sweep", "b", 0): 2})
     assert [outputs(flow.admit("sweep", item=item))["run"] for item in ("0:a", "1:b")] == ["false", "true"]
+    flow.write_output(flow.admit("sweep", item="1:b"), "0/artifacts/data", b"new")
+    assert phase(flow.conclude("sweep", item="1:b")) == "Succeeded"
+    flow = resumed(here, sweep, submission=3, **{item_step_id("sweep", "b", 0): 2, "sweep": 3})
+    assert outputs(flow.admit("sweep", item="1:b"))["run"] == "true", "the later request was for all items"
 
 
 def test_a_result_made_since_the_request_is_reused(here):

@@ -33,6 +33,7 @@ from support.stories.plugin import (
     world,
 )
 from tiphys_plugin import PluginCore, SqliteLedger
+from tiphys_plugin.operations import end_attempt
 from tiphys_plugin.runtime.background import HashingProgress
 
 from tiphys.faults import InjectedFaultError
@@ -123,6 +124,23 @@ def test_repeated_conclude_gives_back_what_a_crash_left_held(here):
     assert held(here) == [("digits-abc12", 8)]
     assert phase(flow.end_try("fit", 0, exit_code="75")) == "Error"
     assert held(here) == []
+
+
+def test_end_that_a_replica_recorded_before_it_died_gives_the_gpus_back_and_is_counted_once(here, monkeypatch):
+    flow, other_replica, claim = here.submit(fit(gpu=gpus(8))), here.restart(), end_attempt.claim_record
+    flow.admit("fit", 0)
+
+    def claim_late(*record):
+        monkeypatch.setattr(end_attempt, "claim_record", claim)
+        with dying_at("end.after_record"):
+            body = flow.body("conclude", "fit", 0, status="Failed", exit_code="75")
+            other_replica.execute_document(flow.document(body))
+        return claim(*record)
+
+    monkeypatch.setattr(end_attempt, "claim_record", claim_late)
+    assert phase(flow.end_try("fit", 0, exit_code="75")) == "Error"
+    assert held(here) == []
+    assert "tiphys_attempts_ended_total{" not in here.core.metrics.render().decode()
 
 
 @pytest.mark.parametrize("point", ["conclude.before_end", "conclude.after_end"])
@@ -322,6 +340,15 @@ def test_gpus_of_a_fenced_attempt_are_held_until_its_workflow_has_run_its_progra
         here.cluster.write_workflow(document)
         here.clock.advance(31)
         assert phase(other(here).admit("fit", 0)) == ("Succeeded" if number == 2 else "Pending")
+
+
+def test_conclude_of_a_fenced_attempt_gives_its_gpus_back_before_any_other_asks(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    end = AttemptEnd(run="digits-abc12", step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
+    fence(here, end.to_bytes())
+    assert phase(flow.end_try("fit", 0, exit_code="76")) == "Failed"
+    assert held(here) == []
 
 
 def test_damaged_record_of_a_holder_keeps_its_gpus_and_refuses_no_other(here):

@@ -25,6 +25,7 @@ from support.stories.plugin import (
     resumed,
     said,
 )
+from tiphys_plugin.operations import reuse
 from tiphys_plugin.runtime.background import HashingProgress
 
 from tiphys.records import AttemptEnd, DataVersion
@@ -59,10 +60,13 @@ def test_finished_step_is_adopted_by_the_next_submission(here):
     assert left == {layout.reused(2, "prep"), layout.reused_attempt(2, "prep", 1)}
 
 
-def test_repeated_admit_of_an_adopted_step_gives_the_same_answer_once_recorded(here):
+def test_repeated_admit_of_an_adopted_step_gives_the_same_answer_once_recorded(here, monkeypatch):
     finish(here.submit(STEP))
     flow = resumed(here, STEP)
     first, before = flow.admit("prep"), keys(here.store)
+    assert flow.admit("prep") == first
+    assert keys(here.store) == before
+    monkeypatch.setattr(reuse, "find_reuse_record", lambda call: None)  # as of a replica that looked before
     assert flow.admit("prep") == first
     assert keys(here.store) == before
 
@@ -175,6 +179,12 @@ def test_the_newest_of_several_intact_results_is_adopted(here):
     finish(resumed(here, STEP))
     here.store.create(key, b"rows")
     assert said(resumed(here, STEP, submission=3).admit("prep")) == "Adopted from attempt 2"
+
+
+def test_damage_of_the_newest_result_is_named_where_older_ones_are_damaged_too(here):
+    for make in (here.submit, lambda *specs: resumed(here, *specs)):
+        here.store.delete(here.store.from_artifact_key(finish(make(STEP))))
+    assert "The result of attempt 2 is damaged" in said(resumed(here, STEP, submission=3).admit("prep"))
 
 
 def test_older_result_is_found_again_when_the_parameter_goes_back(here):

@@ -121,6 +121,15 @@ def test_parameter_loses_one_final_newline_as_in_argo(here, text, value):
     assert outputs(flow.conclude("prep")) == {"rows": value}
 
 
+def test_parameter_that_changes_after_it_was_hashed_has_the_hash_of_its_recorded_value(here, monkeypatch):
+    flow, read = here.submit(prep(artifacts=())), here.store.read
+    flow.write_output(flow.admit("prep"), "0/parameters/rows", b"7")
+    monkeypatch.setattr(here.store, "read", lambda key: b"10\n" if key.endswith("/rows") else read(key))
+    assert outputs(flow.conclude("prep")) == {"rows": "10"}
+    [[stored]] = [output["objects"] for output in end_of(here)["outputs"]]
+    assert (stored["size"], stored["sha256"]) == (3, hashlib.sha256(b"10\n").hexdigest())
+
+
 def test_missing_output_fails_the_step_and_is_named(here):
     flow = here.submit(prep())
     flow.write_output(flow.admit("prep"), "0/parameters/rows", b"1")
@@ -142,9 +151,12 @@ def test_an_output_that_is_removed_while_it_is_verified_is_missing(here, monkeyp
     assert (end_of(here)["cause"], end_of(here)["exit_code"]) == ("output_missing", 0)
 
 
-def test_outputs_of_the_last_try_count(here):
+@pytest.mark.parametrize("seen_tries", [[], [9]], ids=["no pod", "the last pod is gone"])
+def test_outputs_of_the_last_try_count(here, seen_tries):
     flow = here.submit(prep(parameters=()))
     reply = flow.admit("prep")
+    for number in seen_tries:
+        flow.pod("prep", 1, retry=None, tries=number, phase="Failed", exit_code=1)
     flow.write_output(reply, "0/artifacts/data", b"half")
     flow.write_output(reply, "10/artifacts/data", b"whole")
     flow.write_output(reply, "9/artifacts/data", b"other")

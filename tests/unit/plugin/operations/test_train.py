@@ -21,8 +21,8 @@ from tiphys_plugin import PluginSettings
 
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
-from tiphys.records import utc_now
-from tiphys.store import LineageLayout, RunLayout
+from tiphys.records import AttemptEnd, utc_now
+from tiphys.store import LineageLayout, RunLayout, read_record
 
 WITH_BACK_OFF = replace(QUICK, speed=1.0)
 OVER_AT = "2026-03-01T12:00:00.250Z"
@@ -152,6 +152,10 @@ def test_admit_opens_the_first_attempt_after_a_lost_pod_at_once_and_waits_before
     assert phase(flow.end_try("fit", 0, exit_code="143", status="Error")) == "Error"
     assert ends(here)[-1]["cause"] in ("infrastructure", "preemption")
     assert outputs(flow.admit("fit", 1))["attempt"] == "2"
+    key = RunLayout("digits-abc12").attempt_end("fit", 1)
+    first = read_record(here.store, key, AttemptEnd)
+    here.store.delete(key)
+    here.store.create(key, first.model_copy(update={"written_at": utc_now() - timedelta(hours=1)}).to_bytes())
     flow.end_try("fit", 1, exit_code="143", status="Error")
     waiting, admitted = admit_after(here, flow, 2, 100)
     assert phase(waiting) == "Pending"
@@ -251,7 +255,9 @@ def test_conclude_asks_for_an_ending_pod_after_one_second_and_later_less_often(t
 
 
 def test_conclude_waits_for_the_pod_and_ends_by_force_in_the_end(here):
-    flow = here.submit(fit())
+    flow = here.submit(fit(), fit(name="fit-b"))
+    flow.admit("fit-b", 0)
+    flow.pod("fit-b", 1, phase="Running")
     flow.admit("fit", 0)
     name = flow.pod("fit", 1, phase="Running")
     waiting = flow.end_try("fit", 0, status="Error", exit_code="-1")
@@ -265,6 +271,7 @@ def test_conclude_waits_for_the_pod_and_ends_by_force_in_the_end(here):
     assert phase(flow.end_try("fit", 0, status="Error", exit_code="-1")) == "Error"
     assert ends(here)[0]["cause"] == "infrastructure"
     assert b"tiphys_attempts_forced_total 1.0" in here.core.metrics.render()
+    assert phase(flow.end_try("fit-b", 0, status="Error", exit_code="-1")) == "Pending", "that of another step begins"
 
 
 @pytest.mark.parametrize("hours", [24, -24])

@@ -122,7 +122,8 @@ def test_admit_counts_what_the_attempts_before_have_had(tmp_path):
             submission=1,
             outcome=AttemptEndOutcome.FAILED,
             cause=Cause.PREEMPTION,
-            written_at=claim.written_at + timedelta(hours=3),
+            written_at=claim.written_at + timedelta(hours=3 * attempt),
+            last_alive_at=claim.written_at + timedelta(hours=3),
         )
         claim_record(here.store, RunLayout("digits-abc12").attempt_end("fit", attempt), end)
         here.ledger.release(claim.lease)
