@@ -79,4 +79,4 @@ def _ready(example: str = "07-ready-pipeline") -> Manifest:
 
 
 def _parsed(text: str) -> Any:
-    return yaml.safe_load(text)
+    return yaml.load(text, yaml.CSafeLoader)

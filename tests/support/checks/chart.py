@@ -60,7 +60,7 @@ def render(
     arguments = ["template", release, CHART, "--namespace", namespace]
     arguments += ["--values", file] if file else []
     text = helm(*arguments, *(part for value in values for part in ("--set", value)))
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
 def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
