@@ -1,16 +1,21 @@
 """What ``uv.lock`` says."""
 
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-LOCK = tomllib.loads((ROOT / "uv.lock").read_text())
+
+
+@cache
+def read_lock() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "uv.lock").read_text())
 
 
 def locked_packages(extras: list[str]) -> set[str]:
     """Names of the packages that uv installs for these extras of Tiphys, without those for tests."""
-    locked = {one["name"]: one for one in LOCK["package"]}
+    locked = {one["name"]: one for one in read_lock()["package"]}
     found: set[tuple[str, str]] = set()
     pending = [("tiphys", ""), *(("tiphys", extra) for extra in extras)]
     while pending:
