@@ -25,7 +25,7 @@ from sample import newest
 def test_newest():
     assert newest([1, 2]) == 2
 
-def test_none():
+def test_newest_of_an_empty_list():
     with pytest.raises(ValueError):
         newest([])
 """
