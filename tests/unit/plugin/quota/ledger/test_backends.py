@@ -1,4 +1,4 @@
-"""What every ledger promises, in memory, in a file or in a cluster: replays, places in the line, lapses and checks."""
+"""What every ledger promises beside the laws of `tests/property/test_ledger.py`: places in the line, lapses, checks."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -8,7 +8,7 @@ import pytest
 from support.builders.ledger import ask, deferral, ledger_api, queues
 from support.stories.plugin import Clock
 from tiphys_plugin.quota.admission_backend import AdmissionBackend
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, PreemptionNotice, Rejected, hash_node_name
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, PreemptionNotice, hash_node_name
 from tiphys_plugin.quota.ledger.backend import MemoryLedger
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
@@ -39,23 +39,6 @@ def held(ledger: AdmissionBackend) -> list[tuple[str, int]]:
 
 def queued(ledger: AdmissionBackend) -> list[str]:
     return [w.request.uid for w in ledger.snapshot().pending]
-
-
-def test_repeated_request_gets_the_lease_it_holds(ledger):
-    first = ledger.request(ask(8))
-    again = ledger.request(ask(8))
-    assert isinstance(first, Admitted)
-    assert isinstance(again, Admitted)
-    assert again.lease == first.lease
-    assert held(ledger) == [("u1", 8)]
-
-
-def test_deferred_request_holds_nothing_but_its_place(ledger):
-    ledger.request(ask(8, "u1"))
-    assert deferral(ledger.request(ask(1, "u2"))) is AdmissionReason.WAITING_FOR_QUOTA
-    assert deferral(ledger.request(ask(1, "u3"))) is AdmissionReason.WAITING_FOR_QUOTA
-    assert held(ledger) == [("u1", 8)]
-    assert queued(ledger) == ["u2", "u3"]
 
 
 def test_released_gpus_go_to_the_first_pending_request(ledger, clock):
@@ -159,19 +142,6 @@ def test_a_request_that_stops_asking_blocks_no_other_and_keeps_its_place(ledger,
     assert deferral(ledger.request(ask(7, "u4"))) is AdmissionReason.BEHIND_EARLIER_REQUEST, (
         "the one that came back is ahead again"
     )
-
-
-def test_withdrawn_workflow_leaves_the_pending_queue(ledger):
-    ledger.request(ask(8, "u1"))
-    ledger.request(ask(8, "u2"))
-    ledger.withdraw("u2")
-    assert queued(ledger) == []
-    assert held(ledger) == [("u1", 8)]
-
-
-def test_rejected_request_does_not_wait(ledger):
-    assert isinstance(ledger.request(ask(9)), Rejected)
-    assert queued(ledger) == []
 
 
 def test_time_alone_never_takes_a_lease_away(ledger, clock):

@@ -42,16 +42,6 @@ def admits(state: LedgerState, request, arrival: int = 100) -> bool:
     return isinstance(decided(state, request, arrival), Admitted)
 
 
-def test_a_queue_takes_what_its_cohort_does_not_use():
-    assert admits(LedgerState((lease(8),), queues=PAIR), ask(8))
-    assert not admits(LedgerState((lease(8), lease(1, "b", queue="nightly")), queues=PAIR), ask(8))
-
-
-def test_a_queue_without_a_cohort_borrows_nothing():
-    alone = queues(research={"A100": 8}, nightly={"A100": 8})
-    assert not admits(LedgerState((lease(8),), queues=alone), ask(1))
-
-
 @pytest.mark.parametrize(("asked", "admitted"), [(4, True), (5, False)])
 def test_no_more_is_borrowed_than_the_borrowing_limit(asked, admitted):
     rules = cohort(research={"gpus": {"A100": 8}, "borrowing_limit": {"A100": 4}}, nightly={"gpus": {"A100": 8}})
