@@ -17,6 +17,8 @@
 import random
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
+from typing import Any
 
 import pytest
 from support.builders.ledger import NOW, ask, lease, waiting
@@ -151,9 +153,15 @@ def test_within_a_level_the_request_for_fewer_gpus_goes_first_for_a_bounded_time
 COSTS = PreemptionCosts(save_seconds=30.0, restart_seconds=300.0)
 GPUS = 16
 LONGEST = 4 * HOUR
+STREAMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "attained": {**ATTAINED, "min_runtime_seconds": None},
+    "not preemptible": {"backfill": None},
+}
 
 
-def endless(seed: int, queue: dict) -> ReplayResult:
+@cache
+def endless(seed: int, queue: str) -> ReplayResult:
     """Small jobs that ask for twice all GPUs, for eight hours, and a gang that needs every GPU.
 
     Their first levels, of one GPU-hour each, ask for less than all GPUs.
@@ -165,7 +173,7 @@ def endless(seed: int, queue: dict) -> ReplayResult:
         gpus, seconds = draw.randint(1, 2), draw.uniform(60, LONGEST)
         jobs.append(TraceJob(f"small-{at}", at, seconds, gpus, "research"))
         at += gpus * seconds / (2 * GPUS)
-    return replay_jobs(rules(gpus={"A100": GPUS}, **queue), jobs, costs=COSTS)
+    return replay_jobs(rules(gpus={"A100": GPUS}, **STREAMS[queue]), jobs, costs=COSTS)
 
 
 def gang_wait(done: ReplayResult) -> float:
@@ -176,30 +184,29 @@ def gang_wait(done: ReplayResult) -> float:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_wait_of_a_gang_in_an_endless_stream_is_bounded(seed):
     protected = PREEMPTIBLE_MIN_RUNTIME_SECONDS
-    attained = {**ATTAINED, "min_runtime_seconds": None}
-    queue = rules(**attained).queues[0]
+    queue = rules(**STREAMS["attained"]).queues[0]
     levels_up = HOUR  # those before it leave the first level after one GPU-hour
     waits_for_victims = protected + COSTS.save_seconds  # the last one before the gang, and then the gang
     promised = queue.yield_seconds(0, GPUS) + levels_up + 2 * waits_for_victims
-    assert gang_wait(endless(seed, attained)) <= promised + 1
+    assert gang_wait(endless(seed, "attained")) <= promised + 1
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_wait_of_a_gang_in_a_plain_queue_is_bounded_by_what_asked_before_it(seed):
     """All that came in the hour before it, twice what the GPUs can do, and the longest of these."""
     promised = 2 * HOUR + 2 * LONGEST + 600 + COSTS.save_seconds
-    assert gang_wait(endless(seed, {})) <= promised
+    assert gang_wait(endless(seed, "plain")) <= promised
 
 
-@pytest.mark.parametrize("queue", [{}, {**ATTAINED, "min_runtime_seconds": None}])
+@pytest.mark.parametrize("queue", ["plain", "attained"])
 def test_a_victim_has_run_for_its_protected_time(queue):
-    protected = rules(**queue).queues[0].protected_seconds
-    asked = [one for run in endless(4, queue).runs for one in run.attempts[:-1]]
+    protected = rules(**STREAMS[queue]).queues[0].protected_seconds
+    asked = [one for run in endless(1, queue).runs for one in run.attempts[:-1]]
     assert asked
     assert all(one.held_seconds >= protected + COSTS.save_seconds for one in asked)
 
 
 def test_preemption_is_absent_where_backfill_is_not_preemptible():
-    assert sum(run.preemptions for run in endless(4, {"backfill": None}).runs) == 0
+    assert sum(run.preemptions for run in endless(1, "not preemptible").runs) == 0
     found = select_victims(LedgerState(queues=rules(backfill=None)), waits(0, 8, 1), lambda _: {}, NOW)
     assert isinstance(found, NoVictims)
