@@ -75,12 +75,13 @@ def test_a_program_that_is_started_again_in_its_pod_reads_its_commit_from_memory
 @pytest.mark.parametrize(
     ("point", "committed", "is_near"),
     [
-        ("checkpoint.before_copy=crash@5", 6, False),  # torn: nothing of the third save is written, or its document
+        # Torn: nothing of the third save is written, or its document.
+        pytest.param("checkpoint.before_copy=crash@5", 6, False, marks=pytest.mark.heavy),
         ("checkpoint.before_copy=crash@6", 6, False),
-        ("checkpoint.after_stage=crash@3", 6, False),
+        pytest.param("checkpoint.after_stage=crash@3", 6, False, marks=pytest.mark.heavy),
         ("checkpoint.before_manifest=crash@3", 6, False),
         ("checkpoint.after_manifest=crash@3", 9, True),
-        ("retention.before_mark=crash@1", 9, True),
+        pytest.param("retention.before_mark=crash@1", 9, True, marks=pytest.mark.heavy),
     ],
 )
 def test_a_program_that_is_killed_is_followed_by_one_that_reads_its_commit_from_memory(
