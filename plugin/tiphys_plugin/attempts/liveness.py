@@ -44,10 +44,10 @@ class NamespaceStores(Protocol):
 def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease, *, is_stopped: bool = False) -> bool:
     """Whether nothing can use a lease any more: no pod lives, and none can come.
 
-    No pod can come once the workflow is over, or the attempt has an end. A fence is none
-    of those: Argo may have the reply of admit, and create the pod minutes later. So is a
-    lease kept that cannot be examined, because its namespace is no longer served, or the store
-    of its tenant fails; the caller's own request does not fail because of it.
+    No pod can come once the workflow is over, or the attempt has an end. A fence is no such
+    end: Argo may have the reply of admit, and create the pod minutes later. A lease whose pod
+    may come is kept. So is one that cannot be examined, because its namespace is no longer
+    served, or the store of its tenant fails; the caller's own request does not fail because of it.
     ``is_stopped`` says that Argo starts no more pods of the workflow, although it is not over.
     """
     request = lease.request
