@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from hera.shared._type_util import construct_io_from_annotation, get_workflow_annotation
-from hera.workflows import Artifact, InlineScriptConstructor, Script
+from hera.workflows import Artifact, InlineScriptConstructor, Parameter, Script
 from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import function_input_slots
@@ -200,9 +200,10 @@ def write_defaults(step: str, function: Callable[..., Any]) -> None:
     for name, kind in parameter_types(step, function).items():
         default = parameters[name].default
         io = construct_io_from_annotation(name, parameters[name].annotation)
-        if choices := getattr(io, "enum", None):  # those of a Literal may be numbers
-            io.enum = [choice if isinstance(choice, str) else kind.write(choice) for choice in choices]
-        if choices or (default is not None and kind.none is not None):
+        if isinstance(io, Parameter) and io.enum:  # the choices of a Literal may be numbers
+            io.enum = [choice if isinstance(choice, str) else kind.write(choice) for choice in io.enum]
+            parameters[name] = parameters[name].replace(annotation=Annotated[str, io])
+        elif default is not None and kind.none is not None:
             parameters[name] = parameters[name].replace(annotation=Annotated[str, io])
         if default is inspect.Parameter.empty or default is None:
             continue
