@@ -436,7 +436,8 @@ def test_an_object_decided_by_a_template_tag_is_not_looked_for() -> None:
         '"containers": [{"image": "{{inputs.parameters.i}}", "volumeMounts": [{"name": "data"}], '
         '"envFrom": [{"secretRef": {"name": "{{inputs.parameters.s}}"}}], "args": [{{inputs.parameters.a}}]}]}}}}'
     )
-    tagged = {"name": "make", "resource": {"action": "create", "manifest": manifest}}
+    inputs = {"parameters": [{"name": name, "value": "1"} for name in "cisa"]}
+    tagged = {"name": "make", "inputs": inputs, "resource": {"action": "create", "manifest": manifest}}
     subject = subject_of(step(container={"image": DIGEST}), tagged)
     assert len(subject.pods) == 2
     assert find_named_objects(subject) == ({}, {})
