@@ -117,12 +117,17 @@ def test_a_run_of_which_only_the_checkpoints_are_left(store: DirectoryStore) -> 
     assert statuses == {path: 200 if path == "/" else 404 for path in PATHS}
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_a_hostile_text_of_a_record_stays_text(part: int, store: DirectoryStore) -> None:
     records = write_full_run(store)
-    variants = [(key, *variant) for key, record in records.items() for variant in hostile_variants(record)]
+    # The same field of two records of one kind is shown by the same code: the first of them is tried.
+    variants = {
+        (type(record), field): (key, field, data)
+        for key, record in reversed(records.items())
+        for field, data in hostile_variants(record)
+    }
     reached = 0
-    for key, field, data in variants[part::4]:
+    for key, field, data in [*variants.values()][part::2]:
         data = data.replace(MARK.encode(), b"<script src=//" + MARK.encode() + b">")
         overwrite(store, key, data)
         for path, status, text in ask_all(store):
