@@ -8,6 +8,7 @@ not depend on their number.
 |---|---|
 | is killed while all are inside one step | from the newest checkpoint |
 | is told to go, as by a drain | from what all have saved together before it went |
+| is lost and was the first, where torchrun meets | the same, and meet at the next one |
 | comes, after one was lost | with it, from what all have saved together; no node comes below the local engine |
 """
 
@@ -194,10 +195,14 @@ def begin(tmp_path: Path) -> Iterator[Callable[[Plan], Training]]:
         (tmp_path / "killed").touch()  # so that nothing goes on if the test has failed
 
 
-def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(begin: Callable[[Plan], Training]) -> None:
+@pytest.mark.parametrize("node", [2, 0])
+def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(
+    begin: Callable[[Plan], Training], node: int
+) -> None:
     training = begin(Plan(last=12, held=6, holds=True, pause=0.0, every="2 steps"))
     training.held()
-    lost = training.said("held-3-2")
+    until(lambda: any(ref.global_step == 6 for ref in list_commits(training.store, "run/fit")), SECONDS)
+    lost = training.said(f"held-3-{node}")
     launcher = int(Path(f"/proc/{lost['agent']}/stat").read_text().rpartition(")")[2].split()[1])
     for number in (launcher, lost["agent"], lost["worker"]):  # none of them has a word to say
         with contextlib.suppress(ProcessLookupError):  # the kernel ends torchrun with its launcher
@@ -208,14 +213,17 @@ def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(begin: 
     assert (newest.attempt, newest.global_step) == (1, 12)
 
 
-def test_members_save_before_a_node_goes_and_the_others_continue_from_there(begin: Callable[[Plan], Training]) -> None:
+@pytest.mark.parametrize("node", [2, 0])
+def test_members_save_before_a_node_goes_and_the_others_continue_from_there(
+    begin: Callable[[Plan], Training], node: int
+) -> None:
     # What one rank is told reaches the others in some seconds, at whatever pace they train, if it is steady: a wait
     # would be taken for the pace, and the step at which all shall save would come before they know of it. So nothing
     # is held, and the pause is most of a step, also on a busy machine.
     training = begin(Plan(last=400, held=25, holds=False, pause=0.05, every="1000000 steps"))
     training.held()
     cluster = DirectoryCluster(training.folder / "state" / "cluster")
-    [goes] = [pod for pod in cluster.attempt_pods() if pod.rank == 2]
+    [goes] = [pod for pod in cluster.attempt_pods() if pod.rank == node]
     cluster.delete_pod(goes)
     training.go_on()
     [saved] = list_commits(training.store, "run/fit")

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             from tiphys.launch.member_files import run_member
 
             return run_member(run, command, environ, signals)
-        code = run(command, environ, signals)
+        code = run(command, environ, signals).code
     if code == 0:
         _warn_of_outputs(environ)
     return code

@@ -6,7 +6,11 @@ The launchers of the members meet in storage, below ``gang-restarts/<step>/<atte
 |---|---|---|
 | ``request.json`` | the first launcher whose program died | that all are to start this incarnation, and why |
 | ``ready/<member>`` | each launcher, once no process of its program is left | whether it had committed, or is gone |
-| ``decision.json`` | the first member's launcher, or one that cannot go on | whether they are started |
+| ``decision.json`` | that of the host, or one that cannot go on | whether they are started, and where they meet |
+
+The host is the first member. An elastic gang that has lost it goes on without it: a host that is asked to end writes
+the request when its program has ended, and one that takes no connections is missed by the others
+(`tiphys.launch.rendezvous`). The first of the members that are ready decides then, and is the host from then on.
 
 A member that comes later into an elastic gang writes its number below ``gang-restarts/<step>/<attempt>/joined/``, and
 starts its program as the incarnation that the others run.
@@ -32,6 +36,7 @@ from typing import Any
 from tiphys.errors import ObjectExistsError, TiphysError
 from tiphys.launch.member_files import member_number
 from tiphys.launch.processes import SignalQueue, log_line
+from tiphys.launch.rendezvous import ENDPOINT, HOST_LOST_SECONDS, PORT_VARIABLES, Rendezvous
 from tiphys.launch.restart import FINAL_CODES, ProgramEnd, choose_exit_code, choose_restart_cause
 from tiphys.protocol import environment
 from tiphys.records import Cause, GangRestartDecision, GangRestartRequest, utc_now
@@ -42,15 +47,14 @@ from tiphys.threads import start_background_thread
 _POLL_SECONDS, _POLLS_PER_SECOND = 0.5, 400.0
 """Shortest time between two polls of a member, and how many polls all members make at most."""
 READY_SECONDS = 30.0
-"""How long the first member waits until all are ready. A process with much pinned memory takes seconds to end."""
+"""How long the host waits until all are ready. A process with much pinned memory takes seconds to end."""
 _DECISION_SECONDS, _STORE_SECONDS = 45.0, 75.0
-"""How long the others wait for its decision, and for storage that does not answer."""
+"""How long the others wait for a decision, and for storage that does not answer."""
 _OWN_END_SECONDS = 5.0
 """Time for a program whose session has failed to store its crash report, before it is ended."""
 _PEER_SECONDS = 2.0
 """Time for a request of another member, after a program whose exit code alone says that it failed."""
 _PORTS = 100
-_PORT_VARIABLES, _ENDPOINT = ("MASTER_PORT", "PET_MASTER_PORT"), "PET_RDZV_ENDPOINT"
 _COMMITTED, _GONE = "-committed", "-gone"
 
 
@@ -82,12 +86,18 @@ class GangMember:
         self._joined = set[int]()
         self.least = int(environ.get(environment.ELASTIC, "").partition(":")[0] or self.members)
         self.poll_seconds = max(_POLL_SECONDS, self.members / _POLLS_PER_SECOND)
+        self.rendezvous = Rendezvous(environ, self.number, 4 * self.poll_seconds, clock)
         self._is_failure_logged = False
 
     @functools.cached_property
     def store(self) -> Store:
         """Store of the run."""
         return self._given_store or open_store(self._environ[environment.STORE], must_exist=True)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this member decides, and all meet there."""
+        return self.number == self.rendezvous.host
 
     def prefix(self, incarnation: int) -> str:
         """Prefix of the objects of one restart."""
@@ -103,19 +113,31 @@ class GangMember:
                 log_line(f"this member cannot see whether another one asks for a restart, and tries again: {error}")
             return None
 
+    def find_decision(self, incarnation: int) -> GangRestartDecision | None:
+        """The decision about ``incarnation``; None while there is none. Raises `StoreError` without an answer."""
+        key = gang_decision_key(RunLayout(self.run), self.step, self.attempt, incarnation)
+        return find_record(self.store, key, GangRestartDecision)
+
     def decide(
         self, end: ProgramEnd, allowed: Collection[str], incarnation: int, *, lacked_memory: bool
     ) -> int | tuple[str, dict[str, str]]:
         """As `tiphys.launch.restart.decide_alone`, together with all other members."""
         following = incarnation + 1
         if self.signals.is_stop_requested:
-            if end.was_ended or self.least < self.members:
-                self.refuse(following, environment.EX_TEMPFAIL, "it was asked to end")
+            if end.code == 0:
+                self.refuse(following, 0, "it is complete")
+            elif end.was_ended or self.least < self.members:
+                self.leave(following)
             return environment.EX_TEMPFAIL if end.was_ended else end.code
         # Whether the gang has committed is known once all members are ready.
         alone = ProgramEnd(end.code, end.failures, has_committed=True, was_ended=end.was_ended)
         cause = choose_restart_cause(alone, allowed, lacked_memory=lacked_memory)
-        request = self._ask(following, end.code, cause) if cause else self._await_request(following, end)
+        misses_host = end.code not in FINAL_CODES and self.rendezvous.misses_host()
+        request = (
+            self._ask(following, end.code, cause)
+            if cause and not misses_host
+            else self._await_request(following, end, misses_host=misses_host)
+        )
         code = choose_exit_code(end, allowed, incarnation=incarnation, lacked_memory=lacked_memory)
         if request is None:
             self.refuse(following, code, f"its program ended with {code}")  # one that dies later need not wait for it
@@ -139,11 +161,10 @@ class GangMember:
         # A restart that is decided after this one has looked ends its program as that of the others (`RequestWatch`).
         while True:
             incarnation += 1
-            key = gang_decision_key(layout, self.step, self.attempt, incarnation)
-            decision = find_record(self.store, key, GangRestartDecision)
+            decision = self.find_decision(incarnation)
             if decision is None or decision.exit_code is not None:
                 return variables
-            variables = {environment.INCARNATION: str(incarnation), **self._port_variables(decision.port)}
+            variables = {environment.INCARNATION: str(incarnation), **self.rendezvous.move(decision)}
 
     def find_awaited(self) -> set[int]:
         """Add the members that came since to `awaited`, and return it."""
@@ -168,21 +189,49 @@ class GangMember:
     def refuse(self, incarnation: int, code: int, reason: str) -> None:
         """Decide that no member starts ``incarnation``, or, if it can be spared, waits for this one; never raises."""
         try:
-            is_spared = self.least < self.members or (environment.ELASTIC in self._environ and self._list_joined())
-            if self.number and is_spared:
-                self.store.create(f"{self.prefix(incarnation)}ready/{self.number:05d}{_GONE}", b"")
+            if self._is_spared() and not self.is_host:
+                self._note_gone(incarnation)
             else:
                 self.claim_decision(incarnation, exit_code=code, reason=f"member {self.number}: {reason}")
-        except ObjectExistsError:
-            return  # the reply was lost
         except TiphysError as error:
             log_line(f"the other members wait for this one, because storage does not take its decision: {error}")
+
+    def leave(self, incarnation: int) -> None:
+        """`refuse` because this member was asked to end; the host of an elastic gang asks the others to go on."""
+        if not (self.is_host and self._is_spared()):
+            self.refuse(incarnation, environment.EX_TEMPFAIL, "it was asked to end")
+            return
+        try:
+            self._note_gone(incarnation)
+        except TiphysError as error:
+            log_line(f"the other members wait for this one, because storage does not say that it has left: {error}")
+        self._ask(incarnation, environment.EX_TEMPFAIL, Cause.PREEMPTION, is_gone=True)
+
+    def _is_spared(self) -> bool:
+        return self.least < self.members or (environment.ELASTIC in self._environ and bool(self._list_joined()))
+
+    def _note_gone(self, incarnation: int) -> None:
+        with contextlib.suppress(ObjectExistsError):  # the reply was lost
+            self.store.create(f"{self.prefix(incarnation)}ready/{self.number:05d}{_GONE}", b"")
+
+    def ask_without_host(self, incarnation: int) -> GangRestartRequest | None:
+        """Ask that the members start ``incarnation`` without the host, which is lost; return what all answer.
+
+        Nothing is asked of a host that has decided for all, as one whose program is complete.
+        """
+        with contextlib.suppress(TiphysError):
+            if self.find_decision(incarnation):
+                return None
+        log_line(f"member {self.rendezvous.host}, at which the others meet, takes no connections")
+        return self._ask(incarnation, 128 + signal.SIGKILL, Cause.INFRASTRUCTURE, is_gone=True)
 
     def claim_decision(
         self, incarnation: int, *, exit_code: int | None = None, reason: str = "", port: int | None = None
     ) -> GangRestartDecision:
         """Create the decision unless there is one; return the one that counts."""
-        decision = GangRestartDecision(**self._identity(incarnation), exit_code=exit_code, reason=reason, port=port)
+        decision = GangRestartDecision(
+            **self._identity(incarnation), exit_code=exit_code, reason=reason, port=port, host=self.number
+        )
         key = gang_decision_key(RunLayout(self.run), self.step, self.attempt, incarnation)
         return claim_record(self.store, key, decision).record
 
@@ -190,14 +239,14 @@ class GangMember:
         return {"run": self.run, "step": self.step, "attempt": self.attempt, "incarnation": incarnation}
 
     def find_port(self) -> int | None:
-        """A free port for the first member to listen on, that of its variables if possible; None if they name none.
+        """A free port for the host to listen on, that of its variables if possible; None if they name none.
 
         Connections of the program before may keep its port from one that does not ask for reuse (TIME_WAIT). Only every
         other port is tried: of its range for both, Linux gives the odd ones to listeners and the even ones to
-        connections, so a member that connects to an even one before the first member listens may reach itself.
+        connections, so a member that connects to an even one before the host listens may reach itself.
         """
-        named = [self._environ.get(name, "") for name in _PORT_VARIABLES]
-        text = next(filter(None, named), self._environ.get(_ENDPOINT, "").rpartition(":")[2])
+        named = [self._environ.get(name, "") for name in PORT_VARIABLES]
+        text = next(filter(None, named), self._environ.get(ENDPOINT, "").rpartition(":")[2])
         if not text.isdecimal():
             return None
         for port in range(int(text), min(int(text) + 2 * _PORTS, 1 << 16), 2):
@@ -209,19 +258,30 @@ class GangMember:
                 continue
         return int(text)
 
-    def _await_request(self, incarnation: int, end: ProgramEnd) -> GangRestartRequest | None:
-        """The request of another member, for which a program that failed without a word may be early."""
+    def _await_request(self, incarnation: int, end: ProgramEnd, *, misses_host: bool) -> GangRestartRequest | None:
+        """The request of another member, for which a program that failed without a word may be early.
+
+        torchrun fails without its rendezvous. If the launcher of its host says nothing either, this member asks.
+        """
         is_silent = end.code not in FINAL_CODES and not end.failures
-        deadline = self.clock() + (_PEER_SECONDS if is_silent else 0.0)
+        deadline = self.clock() + (HOST_LOST_SECONDS if misses_host else _PEER_SECONDS if is_silent else 0.0)
         while (request := self.find_request(incarnation)) is None and self.clock() < deadline:
+            with contextlib.suppress(TiphysError):
+                if misses_host and self.find_decision(incarnation):
+                    return None
             self.signals.wait_next(self.poll_seconds / 2)
             if self.signals.is_stop_requested:
                 return None
-        return request
+        return request or (self.ask_without_host(incarnation) if misses_host else None)
 
-    def _ask(self, incarnation: int, code: int, cause: str) -> GangRestartRequest | None:
+    def _ask(self, incarnation: int, code: int, cause: str, *, is_gone: bool = False) -> GangRestartRequest | None:
         request = GangRestartRequest(
-            **self._identity(incarnation), cause=Cause(cause), exit_code=code, ended_at=utc_now(), member=self.number
+            **self._identity(incarnation),
+            cause=Cause(cause),
+            exit_code=code,
+            ended_at=utc_now(),
+            member=self.rendezvous.host if is_gone else self.number,
+            is_gone=is_gone,
         )
         try:
             return claim_record(self.store, f"{self.prefix(incarnation)}request.json", request).record
@@ -234,25 +294,20 @@ class GangMember:
         while (decision := restart.poll()) is None:
             self.signals.wait_next(pause)
             if self.signals.is_stop_requested:
-                self.refuse(restart.request.incarnation, environment.EX_TEMPFAIL, "it was asked to end")
+                self.leave(restart.request.incarnation)
                 return environment.EX_TEMPFAIL
             pause = min(1.5 * pause, self.poll_seconds)
         request = restart.request
-        why = f"the program of member {request.member} ended with {request.exit_code} ({request.cause.display_name})"
+        subject = "" if request.is_gone else "the program of "
+        verb = "is gone" if request.is_gone else f"ended with {request.exit_code}"
+        why = f"{subject}member {request.member} {verb} ({request.cause.display_name})"
         if decision.exit_code is not None:
             log_line(f"{why}; the gang gets new pods, because {decision.reason}")
             return (
                 decision.exit_code or request.exit_code or 1
             )  # a member that was complete does not complete the others
         after = f"{request.cause} {request.exit_code} {request.ended_at.timestamp():.3f}"
-        return why, {environment.RESTARTED_AFTER: after, **self._port_variables(decision.port)}
-
-    def _port_variables(self, port: int | None) -> dict[str, str]:
-        if port is None:
-            return {}
-        host = self._environ.get(_ENDPOINT, "").rpartition(":")[0]
-        named = {name: str(port) for name in _PORT_VARIABLES if name in self._environ}
-        return {**named, _ENDPOINT: f"{host}:{port}"} if host else named
+        return why, {environment.RESTARTED_AFTER: after, **self.rendezvous.move(decision)}
 
 
 def _parse_numbers(names: Iterable[str]) -> set[int]:
@@ -299,30 +354,34 @@ class GangRestart:
         return self._member.clock() - self._began_at
 
     def _poll(self) -> GangRestartDecision | None:
-        member, incarnation = self._member, self.request.incarnation
+        member, host, incarnation = self._member, self._member.rendezvous.host, self.request.incarnation
         if not self._is_ready:
             with contextlib.suppress(ObjectExistsError):  # the reply was lost
                 member.store.create(self._own_key, b"")
             self._is_ready = True
-        key = gang_decision_key(RunLayout(member.run), member.step, member.attempt, incarnation)
-        if decision := find_record(member.store, key, GangRestartDecision):
+        if decision := member.find_decision(incarnation):
             return decision
-        is_late = self._waited >= (READY_SECONDS if member.number == 0 else _DECISION_SECONDS)
-        if member.number == 0:
+        is_late = self._waited >= READY_SECONDS
+        if member.is_host or self.request.is_gone or is_late:
             folder = f"{self._prefix}ready/"
             ready = [info.key.removeprefix(folder) for info in member.store.list(folder)]
             gone = _parse_numbers(name.removesuffix(_GONE) for name in ready if name.endswith(_GONE))
             numbers = _parse_numbers(name.removesuffix(_COMMITTED) for name in ready) - gone
-            if member.find_awaited() <= numbers | gone or is_late:
+            if self.request.is_gone and self._waited >= HOST_LOST_SECONDS:
+                gone.add(self.request.member)
+            # torchrun gives the first ranks to the first node by name, so its rendezvous is best there.
+            first = host if host in numbers else min(numbers, key=str, default=None)
+            if first == member.number and (member.find_awaited() <= numbers | gone or is_late):
                 return self._decide(numbers, has_committed=any(name.endswith(_COMMITTED) for name in ready))
-        return self._refuse("the first member has not answered") if is_late else None
+        return self._refuse("no member has decided") if self._waited >= _DECISION_SECONDS else None
 
     def _decide(self, numbers: Collection[int], *, has_committed: bool) -> GangRestartDecision:
         member = self._member
         if len(numbers) < member.least:
             awaited = len(member.awaited)
             return self._refuse(f"{len(numbers)} of {awaited} members were ready after {self._waited:.0f} s")
-        if not has_committed:
+        # One that is gone cannot say it, and costs the gang a member: so such restarts come to an end without a commit.
+        if not has_committed and member.rendezvous.host in numbers:
             return self._refuse("no checkpoint was committed since its programs were started")
         member.note_ready(numbers)
         return member.claim_decision(self.request.incarnation, port=member.find_port())
@@ -376,9 +435,12 @@ class RequestWatch:
     def _look(self) -> None:
         member = self._member
         while not self._is_closed.wait(member.poll_seconds):
-            if member.find_request(self._incarnation) is not None:
+            request = member.find_request(self._incarnation)
+            if request is None and member.rendezvous.is_host_lost():
+                request = member.ask_without_host(self._incarnation)
+            if request is not None:
                 if member.signals.is_stop_requested:
-                    member.refuse(self._incarnation, environment.EX_TEMPFAIL, "it was asked to end")
+                    member.leave(self._incarnation)
                 self._seen_at = member.clock()
                 os.kill(os.getpid(), signal.SIGCHLD)  # wakes the launcher, which waits for signals
                 return

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from tiphys.launch.member_files import is_first_member
 from tiphys.launch.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line
-from tiphys.launch.restart import run_program
+from tiphys.launch.restart import ProgramEnd, run_program
 from tiphys.protocol import environment
 from tiphys.records.tracking import MLFLOW_RUN_ID, STOPPED
 
@@ -24,18 +24,18 @@ _EXIT_MARGIN_SECONDS = 2.0
 _LEAST_CLOSE_SECONDS = 2.0
 
 
-def run_tracked(command: Sequence[str], environ: Mapping[str, str], signals: SignalQueue) -> int:
-    """Open the run of MLflow, run the program, close the run; return the exit code of the program."""
+def run_tracked(command: Sequence[str], environ: Mapping[str, str], signals: SignalQueue) -> ProgramEnd:
+    """Open the run of MLflow, run the program, close the run; return the end of the program."""
     if MLFLOW_RUN_ID in environ:
         log_line(f"{MLFLOW_RUN_ID} is set by the author of the step, who thus decides which run of MLflow it is")
         return run_program(command, environ, signals)
     variables = _open_run(environ)
     if signals.is_stop_requested:
-        return environment.EX_TEMPFAIL
-    code = run_program(command, {**variables, **environ}, signals)
-    if variables and is_first_member(environ):
-        _close_run(environ, code, signals.stopped_at)
-    return code
+        return ProgramEnd(environment.EX_TEMPFAIL)
+    end = run_program(command, {**variables, **environ}, signals)
+    if variables and is_first_member(environ, end):
+        _close_run(environ, end.code, signals.stopped_at)
+    return end
 
 
 def _open_run(environ: Mapping[str, str]) -> dict[str, str]:

@@ -135,6 +135,8 @@ class ChildProcess:
         """Whether one of its sessions has committed a checkpoint."""
         self.failures: frozenset[str] = frozenset()
         """What its sessions said about their failures."""
+        self.first_rank: int | None = None
+        """Rank of its first process when this was started last, as its session said; None if none was opened."""
         self.look_seconds = _QUIET_SECONDS
         """How long the caller may wait for a signal before it calls `reap` again."""
         self._grace_seconds = float(environ.get(environment.GRACE_SECONDS) or DEFAULT_GRACE_SECONDS)
@@ -271,6 +273,7 @@ class ChildProcess:
         registry = self._registry
         self.had_session = not (registry.variables and registry.tells_sessions) or bool(registry.sessions())
         self.has_committed, self.failures = registry.has_committed(), registry.failures()
+        self.first_rank = registry.first_rank()
         lost_ranks = {pid for pid, _ in registry.lost_sessions()} - {self._pid}
         if not self.failures and lost_ranks and self._code == _UNCAUGHT_EXCEPTION and not _has_words():
             self.failures = frozenset({_LOST_RANK})

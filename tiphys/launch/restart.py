@@ -48,23 +48,37 @@ class ProgramEnd:
         failures: What its sessions said about their ends: causes, or another word where a new process does not help.
         has_committed: Whether it has committed a checkpoint.
         was_ended: Whether the launcher ended it, because another member of its gang asked for that.
+        first_rank: As of `ChildProcess`.
+        environ: With which variables it was started.
     """
 
     def __init__(
-        self, code: int, failures: Collection[str] = (), *, has_committed: bool = False, was_ended: bool = False
+        self,
+        code: int,
+        failures: Collection[str] = (),
+        *,
+        has_committed: bool = False,
+        was_ended: bool = False,
+        first_rank: int | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.code, self.failures, self.has_committed, self.was_ended = code, failures, has_committed, was_ended
+        self.first_rank, self.environ = first_rank, environ or {}
 
 
-def run_program(command: Sequence[str], environ: Mapping[str, str], signals: SignalQueue) -> int:
-    """Run ``command`` to its end, again where that helps, and return its last exit code as a shell reports it."""
+def run_program(command: Sequence[str], environ: Mapping[str, str], signals: SignalQueue) -> ProgramEnd:
+    """Run ``command`` to its end, again where that helps, and return its last end, with the exit code of the pod."""
     is_restarted = bool(environ.get(environment.RESTART_CAUSES))
     keeper = SpareKeeper(command, environ) if is_restarted else None
-    gang = _open_gang(environ, signals) if is_restarted and environment.MEMBERS in environ else None
+    # An elastic gang restarts after the loss of its host, whatever else it restarts after.
+    is_gang = environment.MEMBERS in environ and (is_restarted or environment.ELASTIC in environ)
+    gang = _open_gang(environ, signals) if is_gang else None
     if gang:
         environ = {**environ, **gang.join()}
+    last_end = ProgramEnd(0)
 
     def run_once(environ: Mapping[str, str]) -> ProgramEnd:
+        nonlocal last_end
         try:
             child = ChildProcess(
                 command,
@@ -88,10 +102,19 @@ def run_program(command: Sequence[str], environ: Mapping[str, str], signals: Sig
                 "tiphys.checkpoint.session() in its main thread, or run it under tiphys-exec"
             )
         was_ended = watch is not None and watch.has_ended_program
-        return ProgramEnd(code, child.failures, has_committed=child.has_committed, was_ended=was_ended)
+        last_end = ProgramEnd(
+            code,
+            child.failures,
+            has_committed=child.has_committed,
+            was_ended=was_ended,
+            first_rank=child.first_rank,
+            environ=environ,
+        )
+        return last_end
 
     try:
-        return restart_while_useful(run_once, environ, signals, gang.decide if gang else None)
+        code = restart_while_useful(run_once, environ, signals, gang.decide if gang else None)
+        return ProgramEnd(code, first_rank=last_end.first_rank, environ=last_end.environ)
     finally:
         if keeper:
             keeper.close()

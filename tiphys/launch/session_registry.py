@@ -9,9 +9,9 @@ from tiphys.launch.process_table import ProcessStat
 from tiphys.protocol import environment
 
 _REGISTRY_NAME = "tiphys-sessions"
-PREEMPTED, COMMITTED, IMPORTED, CLOSED = "preempted", "committed", "imported", "closed"
+PREEMPTED, COMMITTED, IMPORTED, CLOSED, _RANK = "preempted", "committed", "imported", "closed", "rank"
 """Notes of a session: it saved and ends because of SIGTERM; it has committed a checkpoint; a save came due, which
-another rank makes; the program has left it."""
+another rank makes; the program has left it; its rank."""
 NEEDS_NEW_POD = "needs-new-pod"
 """A failure that no process of this pod could avoid, such as that of a broken GPU."""
 _FAILED = "failed"
@@ -66,6 +66,11 @@ class SessionRegistry:
     def has_committed(self) -> bool:
         return any(words[2:3] == [COMMITTED] for words in self._notes())
 
+    def first_rank(self) -> int | None:
+        """The rank of the first process of this pod that opened a session last; None if none has said it."""
+        ranks = [words[3] for words in self._notes() if words[2:3] == [_RANK] and len(words) > 3]
+        return int(ranks[-1]) if ranks and ranks[-1].isdecimal() else None
+
     def imports(self) -> "ProgramImports | None":
         """What the program had imported at its first save, and the variables that it had changed; None before."""
         notes = (words[3].split() for words in self._notes() if len(words) > 3 and words[2] in (COMMITTED, IMPORTED))
@@ -95,6 +100,12 @@ def register_session(environ: Mapping[str, str], *notes: str) -> None:
                 os.close(descriptor)
     except OSError:
         return  # no launcher, or one of another user
+
+
+def note_open_session(environ: Mapping[str, str]) -> None:
+    """Tell the launcher that this process opens a session, and its rank if it is the first of its pod; never raises."""
+    words = (_RANK, environ.get("RANK", "0")) if environ.get("LOCAL_RANK", "0") == "0" else ()
+    register_session(environ, *words)
 
 
 def note_failure(environ: Mapping[str, str], cause: str) -> None:

@@ -68,8 +68,8 @@ class GangSpec(Record):
     """Gang of a training step: several pods, one per node, which start and end together.
 
     With ``min_members`` the gang is elastic: it starts with as many of its
-    ``members`` as there is room for, and continues while ``min_members`` of them,
-    the first one included, are left.
+    ``members`` as there is room for, and continues while ``min_members`` of them
+    are left.
     """
 
     members: PositiveInt = Field(ge=2)

@@ -177,6 +177,9 @@ class GangRestartRequest(IncarnationRecord):
     """``gang-restarts/<step>/<k>/<n>/request.json``: a member lost its program, and asks that all start the n-th."""
 
     member: NonNegativeInt
+    """The member that lost its program, or that is gone."""
+    is_gone: bool = False
+    """Whether ``member``, which hosts the rendezvous of an elastic gang, left it, or answers no connection."""
 
 
 class GangRestartDecision(StoredRecord):
@@ -193,7 +196,9 @@ class GangRestartDecision(StoredRecord):
     reason: str = ""
     """Why they are not."""
     port: int | None = None
-    """Where the first member listens from now on; None for the port that the pods were created with."""
+    """Where the host listens from now on; None for the port that the pods were created with."""
+    host: NonNegativeInt = 0
+    """The member at which all meet: the first, or in an elastic gang that lost it another one."""
 
 
 class CrashRecord(StoredRecord):

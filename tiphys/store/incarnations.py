@@ -3,9 +3,11 @@
 Both lie in one folder, so that one listing says which process was the last, and whether it left a crash report.
 """
 
+import contextlib
 import itertools
 
-from tiphys.records import CrashRecord, check_step_id
+from tiphys.errors import IntegrityError
+from tiphys.records import CrashRecord, GangRestartDecision, check_step_id
 from tiphys.store.base import Store
 from tiphys.store.claims import find_record
 from tiphys.store.layout import RunLayout
@@ -43,6 +45,11 @@ def gang_decision_key(layout: RunLayout, step: str, attempt: int, incarnation: i
     return f"{gang_restart_prefix(layout, step, attempt, incarnation)}decision.json"
 
 
+def stored_outputs_prefix(layout: RunLayout, step: str, attempt: int) -> str:
+    """Prefix of the marks of the member of an elastic gang that stores the outputs."""
+    return f"{_gang_prefix(layout, step, attempt)}outputs/"
+
+
 def count_incarnations(store: Store, run: str, step: str, attempt: int) -> int:
     """How often the program of an attempt was started: 1, and the restarts in its pod that it has reported."""
     prefix = RunLayout(run).incarnations(step, attempt)
@@ -50,6 +57,16 @@ def count_incarnations(store: Store, run: str, step: str, attempt: int) -> int:
     names = (info.key.removeprefix(prefix) for info in listed)
     numbers = (int(name[:9]) for name in names if len(name) == 14 and name[:9].isdecimal() and name[9:] == ".json")
     return max((number for number in numbers if number <= _MAX_LISTED), default=1) or 1
+
+
+def find_gang_host(store: Store, run: str, step: str, attempt: int) -> int:
+    """The member at which those of an elastic gang met last: 0, unless another one has taken its place."""
+    last = count_incarnations(store, run, step, attempt)
+    key = gang_decision_key(RunLayout(run), step, attempt, last)
+    with contextlib.suppress(IntegrityError):  # of a damaged record, as any program of the tenant can write it
+        decision = find_record(store, key, GangRestartDecision) if last > 1 else None
+        return decision.host if decision else 0
+    return 0
 
 
 def describe_incarnations(count: int) -> str:

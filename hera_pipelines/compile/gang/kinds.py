@@ -1,7 +1,7 @@
 """The kinds of objects that create the members of a gang, with their conditions of success and failure.
 
-A gang ends as a whole when one member ends. An elastic gang ends with member 0,
-or when too few members are left. No object restarts a single member, because GPUs
+A gang ends as a whole when one member ends. An elastic gang succeeds with the first
+member that does, and fails when too few members are left. No object restarts a single member, because GPUs
 for it must be admitted first. Argo evaluates the conditions on the JSON of
 the object; each part of a failure condition counts alone.
 
@@ -163,8 +163,8 @@ def _elastic_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest
         # The Job does not replace a lost member: the service has it make another one once there are GPUs for it.
         "backoffLimitPerIndex": 0,
         "maxFailedIndexes": RawPlaceholder("spare"),
-        # When member 0 succeeds, the training is complete; member 0 alone stores the outputs.
-        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+        # No member ends well before one has stored the outputs, whichever that is (`tiphys.launch.member_files`).
+        "successPolicy": {"rules": [{"succeededCount": 1}]},
         "podReplacementPolicy": "Failed",
         "template": pod,
     }

@@ -267,7 +267,7 @@ def rank_variables(step: AuthoredStep, members: int, first_host: str) -> list[Ma
 def elastic_variables(step: AuthoredStep, first_host: str) -> list[Manifest]:
     """Rank variables of each member of an elastic gang; the members agree on new ranks after each loss and growth.
 
-    Member 0, on ``first_host``, hosts the rendezvous. Each rendezvous gets a port
+    Member 0, on ``first_host``, hosts the rendezvous until it is lost. Each rendezvous gets a port
     of its own (see `tiphys.checkpoint.ranks.barrier`), so that messages of one
     cannot reach the next.
     """

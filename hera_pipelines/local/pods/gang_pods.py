@@ -2,7 +2,7 @@
 
 The ranks are the containers that the Job would create; none is restarted alone. As
 in Kubernetes, the first failed rank stops the others. An elastic gang continues
-until rank 0 fails or more ranks fail than the Job tolerates (``maxFailedIndexes``).
+until a rank succeeds or more ranks fail than the Job tolerates (``maxFailedIndexes``).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _RENDEZVOUS_ENDPOINT = "PET_RDZV_ENDPOINT"
 
 
 class LocalGang(NamedTuple):
-    """Pods of one gang by rank. It tolerates ``spare`` failed ranks, but not the failure of rank 0."""
+    """Pods of one gang by rank. It tolerates ``spare`` failed ranks; an elastic one succeeds with its first success."""
 
     pods: Sequence[LocalPod]
     spare: int = 0
@@ -35,11 +35,7 @@ class LocalGang(NamedTuple):
 
     def has_failed(self, failed: Sequence[LocalPod]) -> bool:
         """Whether the gang has failed when these pods have failed."""
-        return len(failed) > self.spare or any(pod.rank == 0 for pod in failed)
-
-    def has_succeeded(self, succeeded: LocalPod) -> bool:
-        """Whether the gang has succeeded when this pod has succeeded."""
-        return self.is_elastic and succeeded.rank == 0
+        return len(failed) > self.spare
 
 
 def build_local_gang(job: Manifest, pods: Sequence[LocalPod]) -> LocalGang:
@@ -144,7 +140,7 @@ async def run_gang(
                 end, pod = task.result(), running[task]
                 succeeded = end.phase is NodePhase.SUCCEEDED
                 failed += [] if succeeded else [pod]
-                if result is None and succeeded and gang.has_succeeded(pod):
+                if result is None and succeeded and gang.is_elastic:
                     result = NodeEnd(NodePhase.SUCCEEDED)
                 if result is None and not succeeded and gang.has_failed(failed):
                     result = end._replace(message=f"rank {pod.rank}: {end.message}")

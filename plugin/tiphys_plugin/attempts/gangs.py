@@ -5,11 +5,12 @@ failed. The other pods are then stopped, and exit with 75 like a preempted
 program. So the cause of the attempt is that of the pod whose end began first. A
 deleted pod leaves nothing but what the workload recorded about it.
 
-An elastic gang continues after it has lost members. It ends by rank 0, or by the
-loss of one member more than it can spare; members lost before that are no cause.
-If the pod of rank 0 was deleted, the other members fail too, because they cannot
+An elastic gang continues after it has lost members. It ends by the loss of one
+member more than it can spare, or by that of its host, if none takes its place;
+members lost before that are no cause. The host is rank 0, or the one that has taken
+its place. If its pod was deleted, the other members may fail too, because they cannot
 rendezvous without it. If more of them fail than it can spare, the workload deletes
-the pod of rank 0. Which came first cannot be seen afterwards, except from what the
+the pod of the host. Which came first cannot be seen afterwards, except from what the
 program says: its crash record, an exit code of a wrong call, or the end of its log.
 """
 
@@ -37,7 +38,7 @@ _WRONG_CALL_EXIT_CODES = (2, 64, 126, 127)
 _CONNECTION_WORDS = re.compile(
     r"rendezvous|connect|tim(?:ed?|ing)[ -]?out|unreachable|resolve|broken pipe|nccl|gloo|tcpstore|c10d", re.IGNORECASE
 )
-"""In the log of a member that could not reach rank 0."""
+"""In the log of a member that could not reach the host."""
 _NO_FAILED_POD = "no pod of the gang shows how the attempt ended"
 
 
@@ -113,11 +114,11 @@ def end_order(pod: PodStatus) -> tuple[datetime, int, str]:
 
 
 def is_gang_succeeded(gang: GangSpec, gang_status: GangStatus | None, pod_statuses: Sequence[PodStatus]) -> bool:
-    """Whether every member succeeded, also if pods are gone; an elastic gang has succeeded as soon as rank 0 has."""
+    """Whether every member succeeded, also if pods are gone; an elastic gang has succeeded as soon as one has."""
     if gang_status is not None and gang_status.succeeded:
         return True
     if gang.min_members is not None:
-        return any(pod.rank == 0 and pod.phase == "Succeeded" for pod in pod_statuses)
+        return any(pod.phase == "Succeeded" for pod in pod_statuses)
     return len([pod for pod in pod_statuses if pod.phase == "Succeeded"]) >= gang.members
 
 
@@ -202,37 +203,38 @@ def resolve_input_keys(store: Store, template: Mapping[str, Any]) -> str:
 
 
 def observe_elastic_end(
-    gang: GangSpec, min_members: int, pods: Sequence[PodStatus], status: str, *, crashed: bool
+    gang: GangSpec, min_members: int, pods: Sequence[PodStatus], status: str, *, crashed: bool, host: int = 0
 ) -> AttemptObservation:
-    """Observe the end of an elastic gang: rank 0 ended, or fewer than ``min_members`` are left.
+    """Observe the end of an elastic gang: its host ended, or fewer than ``min_members`` are left.
 
     ``gang`` has the number of members that were made, lost ones included. ``crashed``
-    says that the training program left a crash record.
+    says that the training program left a crash record, and ``host`` is the rank of the
+    member at which the others met last.
     """
     if status in CONCLUSIVE_ARGO_STATUSES:
         return AttemptObservation(status=status, pod_seen=bool(pods))
     ended = sorted((pod for pod in pods if pod.phase == "Failed" or (pod.reason and not pod.finished)), key=end_order)
-    if all(pod.rank != 0 for pod in pods) and not crashed:
-        return _observe_without_first_member(gang, ended, status)
+    if all(pod.rank != host for pod in pods) and not crashed:
+        return _observe_without_host(gang, host, ended, status)
     if not ended:
         return AttemptObservation(status="Error", pod_seen=bool(pods), pod_message=_NO_FAILED_POD)
     deleted_count = gang.members - len(pods)
     excess_losses = ended[max(0, gang.members - min_members - deleted_count) :]
-    first = [pod for pod in ended if pod.rank == 0]
-    return observe_member_end(gang, min([*first, *excess_losses] or ended, key=end_order))
+    at_host = [pod for pod in ended if pod.rank == host]
+    return observe_member_end(gang, min([*at_host, *excess_losses] or ended, key=end_order))
 
 
-def _observe_without_first_member(gang: GangSpec, ended: Sequence[PodStatus], status: str) -> AttemptObservation:
+def _observe_without_host(gang: GangSpec, host: int, ended: Sequence[PodStatus], status: str) -> AttemptObservation:
     if all(pod.reason for pod in ended):
-        return AttemptObservation(status=status, pod_reason="Deleted", member=describe_member(gang, "", 0))
+        return AttemptObservation(status=status, pod_reason="Deleted", member=describe_member(gang, "", host))
     if (own := next(filter(_failed_by_itself, ended), None)) is not None:
         return observe_member_end(gang, own)
     message = "its pod was deleted, and the other ranks could not rendezvous without it"
-    return AttemptObservation(status="Error", pod_message=message, member=describe_member(gang, "", 0))
+    return AttemptObservation(status="Error", pod_message=message, member=describe_member(gang, "", host))
 
 
 def _failed_by_itself(pod: PodStatus) -> bool:
-    """Whether a member shows that it did not fail for want of rank 0."""
+    """Whether a member shows that it did not fail for want of the host."""
     if pod.reason or not pod.exit_code:
         return False
     if pod.exit_code in _WRONG_CALL_EXIT_CODES:

@@ -60,8 +60,12 @@ def select_pods_on_nodes(lease: Lease, unfinished: Sequence[PodStatus], nodes: C
 
 
 def can_lose_members(min_members: int | None, unfinished: Sequence[PodStatus], lost: Sequence[PodStatus]) -> bool:
-    """Whether an attempt can continue without ``lost``, which are among ``unfinished``; only an elastic gang can."""
-    return min_members is not None and len(unfinished) - len(lost) >= min_members and all(pod.rank for pod in lost)
+    """Whether an attempt can continue without ``lost``, which are among ``unfinished``; only an elastic gang can.
+
+    It begins at its first member: until that runs, the others wait for it.
+    """
+    are_spared = min_members is not None and len(unfinished) - len(lost) >= min_members
+    return are_spared and all(pod.rank or pod.phase == "Running" for pod in lost)
 
 
 def _end_pods(cluster: Cluster, pods_to_end: Sequence[PodStatus]) -> int:
@@ -74,8 +78,8 @@ def _end_pods(cluster: Cluster, pods_to_end: Sequence[PodStatus]) -> int:
 def select_pods_to_evict(lease: Lease, unfinished: Sequence[PodStatus]) -> list[PodStatus]:
     """The pods of an attempt that a preemption ends: all pods, or the members that its elastic gang is to lose.
 
-    Rank 0 is never among the lost members, because the others cannot continue without it. Members on the nodes
-    that the preemptor needs go first, and of these the highest ranks.
+    Rank 0 is never among the lost members, because the others start again without it. Members on the nodes that the
+    preemptor needs go first, and of these the highest ranks.
     """
     keeps = lease.preemption.keeps if lease.preemption is not None else None
     if keeps is None:

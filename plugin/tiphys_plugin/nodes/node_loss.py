@@ -127,7 +127,7 @@ def decide_training_loss(
         members: Its unfinished pods, without the one in which Argo watches a gang.
         lost_nodes: The nodes without a Lease for `LOST_SECONDS`.
         program_silent_seconds: For how long its program has stored nothing. One rank stores for all: in a synchronous
-            training its reports prove that every rank works, and in an elastic one that rank 0 does.
+            training its reports prove that every rank works.
         min_members: Members with which an elastic gang continues; None for any other training.
         is_over: Whether the attempt has an end, so that nothing of it counts any more.
     """

@@ -48,7 +48,7 @@ from tiphys.records import (
 )
 from tiphys.records.attempt import STOPPED_MESSAGE
 from tiphys.store import claim_record, find_record, read_step_attempts
-from tiphys.store.incarnations import count_incarnations, describe_incarnations, find_crash_record
+from tiphys.store.incarnations import count_incarnations, describe_incarnations, find_crash_record, find_gang_host
 from tiphys_plugin.attempts import gangs, liveness, pods
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.cluster.pod_status import NODE_LOST
@@ -188,7 +188,8 @@ def _observe_end(
     if gang.min_members is None or gang_status is None:
         return gangs.observe_gang_end(gang, gang_status, pod_statuses, status)
     made = gang.model_copy(update={"members": max(gang.members, gang_status.made)})  # with those that came later
-    return gangs.observe_elastic_end(made, gang.min_members, pod_statuses, status, crashed=crash is not None)
+    host, crashed = find_gang_host(call.store, call.run, attempt.step, attempt.attempt), crash is not None
+    return gangs.observe_elastic_end(made, gang.min_members, pod_statuses, status, crashed=crashed, host=host)
 
 
 def _is_stopped(call: StepCall, attempt: AttemptClaim) -> bool:
@@ -267,9 +268,8 @@ def record_end(
 ) -> AttemptEnd:
     """Write the end record of ``attempt`` unless it has one, and release its GPUs unless ``pods_may_live``.
 
-    A failed end may quarantine the checkpoint that the attempt had loaded; see
-    `_quarantine_bad_checkpoint`. ``crash`` is the crash record that its program
-    left. Returns the stored record, also if another replica wrote it.
+    A failed end may quarantine the checkpoint that the attempt had loaded; see `_quarantine_bad_checkpoint`. ``crash``
+    is the crash record that its program left. Returns the stored record, also if another replica wrote it.
     """
     newest, unreadable = _find_commits(call, attempt)
     incarnations = count_incarnations(call.store, call.run, call.step, attempt.attempt) if attempt.lineage else 1
@@ -468,7 +468,7 @@ def _has_progress_note(call: StepCall, attempt: AttemptClaim) -> bool:
 
 
 def _count_members_left(call: StepCall, gang: GangSpec, attempt: AttemptClaim) -> int:
-    """Members by the lease, or without GPUs by the workload. A member that ended after rank 0 succeeded is not lost."""
+    """Members by the lease, or without GPUs by the workload. One that ended after another succeeded is not lost."""
     if attempt.lease:
         leases = call.context.ledger.snapshot().leases
         return next((lease.request.members for lease in leases if lease.id == attempt.lease), gang.members)

@@ -13,20 +13,21 @@ Launchers run one at a time and hand over at each call of the store and at each 
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import StoreError
+from tiphys.launch import rendezvous
 from tiphys.launch.gang_restart import READY_SECONDS, GangMember, GangRestart, may_follow
 from tiphys.launch.restart import ProgramEnd
 from tiphys.launch.session_registry import NEEDS_NEW_POD
 from tiphys.protocol import environment
-from tiphys.records import Cause, GangRestartRequest, utc_now
+from tiphys.records import Cause, GangRestartDecision, GangRestartRequest, utc_now
 from tiphys.store import ObjectInfo, RunLayout
 from tiphys.store.incarnations import joined_members_prefix
 
@@ -386,7 +387,8 @@ def test_members_wait_for_one_that_does_not_end_no_longer_than_they_say() -> Non
         ("2:3", 1, 0, "the program of member 2 ended with 137 (infrastructure)"),
         ("2:3", 1, 1, "the program of member 2 ended with 137 (infrastructure)"),
         ("2:3", 1, 75, "the program of member 2 ended with 137 (infrastructure)"),  # its node was drained
-        ("2:3", 0, 0, 137),  # torchrun meets at the first
+        ("2:3", 0, 0, 137),  # torchrun meets at the first, which is complete
+        ("2:3", 0, 75, "member 0 is gone (preemption)"),
         ("3:4", 1, 0, 137),  # one too few
     ],
 )
@@ -413,6 +415,130 @@ def test_members_do_not_wait_for_one_that_has_ended_before(
     assert launchers.pop(gone).answer == code
     assert max(launcher.waited_seconds for launcher in launchers) < READY_SECONDS / 2
     assert {launcher.answer[0] if launcher.has_started else launcher.answer for launcher in launchers} == {answer}  # type: ignore[index]
+
+
+def survivors(stage: Stage, store: LosingStore, numbers: Sequence[int] = (1, 2, 3), **more: str) -> list[Launcher]:
+    """Launchers of a gang of four that has lost its first member without a word; torchrun fails on each of them."""
+    launchers = []
+    for number in numbers:
+        environ = variables(number, 4, **{environment.ELASTIC: "2:4", **more})
+        signals = Signals(stage)
+        member = GangMember(environ, signals, store, lambda: stage.now)  # type: ignore[arg-type]
+        launchers.append(Launcher(member, signals, ProgramEnd(1), stage.random.randrange(1, 40)))
+    for launcher in launchers:
+        launcher.others = launchers
+    return launchers
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Whether the hosts take connections, by the end points at which members try; a name has an address."""
+    found: dict[str, bool] = {}
+
+    def find_listener(endpoint: str) -> str:
+        return endpoint if found.setdefault(endpoint, True) else ""
+
+    monkeypatch.setattr(rendezvous, "find_listener", find_listener)
+    return found
+
+
+@given(seed=SEEDS, losses=st.sampled_from([0.0, 0.1]))
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_members_go_on_at_another_one_when_the_first_is_lost(
+    listening: dict[str, bool], seed: int, losses: float
+) -> None:
+    stage, first = Stage(seed), "gang-0.members:29500"
+    store = LosingStore(stage, losses)
+    launchers = survivors(stage, store, PET_RDZV_ENDPOINT=first, PET_RDZV_CONF="join_timeout=9,is_host=0")
+    listening[first] = True
+    assert not any(launcher.member.rendezvous.misses_host() for launcher in launchers)
+    listening[first] = False
+    stage.run(launchers)
+    started = [launcher for launcher in launchers if launcher.has_started]
+    assert len(started) == 3 or losses
+    for launcher in started:
+        assert isinstance(launcher.answer, tuple)
+        assert launcher.answer[0] == "member 0 is gone (infrastructure)"
+        given = launcher.answer[1]
+        assert given["PET_RDZV_ENDPOINT"] == f"gang-{launcher.member.rendezvous.host}.members:29500"
+        is_host = launcher.member.number == launcher.member.rendezvous.host
+        assert given["PET_RDZV_CONF"] == f"join_timeout=9,is_host={int(is_host)}"
+    assert len({launcher.member.rendezvous.host for launcher in started}) <= 1
+    assert losses or {launcher.member.rendezvous.host for launcher in started} == {1}
+    assert losses or not any(launcher.left_when_started for launcher in launchers)
+
+
+def test_members_end_when_too_few_are_left_without_the_first(listening: dict[str, bool]) -> None:
+    stage = Stage(3)
+    [launcher] = survivors(stage, LosingStore(stage, 0.0), [2], PET_RDZV_ENDPOINT="gang-0.members:29500")
+    assert not launcher.member.rendezvous.misses_host()
+    listening["gang-0.members:29500"] = False
+    stage.run([launcher])
+    assert launcher.answer == 137
+
+
+def test_members_that_fail_by_themselves_do_not_miss_the_first(listening: dict[str, bool]) -> None:
+    """It listens, or has never listened, or has decided for all."""
+    for listens, has_met, decides in ((True, True, False), (False, False, False), (False, True, True)):
+        stage, store = Stage(4), MemoryStore()
+        [launcher] = survivors(stage, store, [2], PET_RDZV_ENDPOINT="gang-0.members:29500")  # type: ignore[arg-type]
+        listening["gang-0.members:29500"] = has_met
+        launcher.member.rendezvous.misses_host()
+        listening["gang-0.members:29500"] = listens
+        if decides:
+            late_member(store, 0).claim_decision(2, exit_code=3, reason="its program ended with 3")
+        stage.run([launcher])
+        assert launcher.answer == 1
+        assert launcher.member.find_request(2) is None
+
+
+def test_member_that_is_back_starts_as_the_others_and_is_no_host(listening: dict[str, bool]) -> None:
+    store, first = MemoryStore(), {"PET_RDZV_ENDPOINT": "gang-0.members:29500", "PET_RDZV_CONF": "is_host=1"}
+    late_member(store, 1).ask_without_host(2)
+    late_member(store, 1).claim_decision(2, port=29502)
+    back = late_member(store, 0, **first)
+    answer = back.decide(ProgramEnd(137, was_ended=True), ALLOWED, 1, lacked_memory=False)
+    assert isinstance(answer, tuple)
+    assert answer[1]["PET_RDZV_ENDPOINT"] == "gang-1.members:29502"
+    assert answer[1]["PET_RDZV_CONF"] == "is_host=0"
+    assert not back.is_host
+
+
+def test_member_misses_a_host_after_ten_seconds_without_a_connection(listening: dict[str, bool]) -> None:
+    now, environ = [0.0], {environment.ELASTIC: "2:4", "PET_RDZV_ENDPOINT": "gang-0.members:29500"}
+    place = rendezvous.Rendezvous(environ, 2, clock=lambda: now[0])
+    listening["gang-0.members:29500"] = False
+
+    def lost_after(seconds: float) -> float | None:
+        began = now[0]
+        while now[0] < began + seconds:
+            now[0] += 0.5
+            if place.is_host_lost():
+                return now[0] - began
+        return None
+
+    assert lost_after(3600) is None, "its pod may still be pulling an image"
+    listening["gang-0.members:29500"] = True
+    assert lost_after(60) is None
+    listening["gang-0.members:29500"] = False
+    seconds = lost_after(60)
+    assert seconds is not None and 8 <= seconds <= 13
+    place.move(GangRestartDecision(run="r", step="s", attempt=1, incarnation=2, port=29500, host=1))
+    listening["gang-1.members:29500"] = False
+    seconds = lost_after(600)
+    assert seconds is not None and 118 <= seconds <= 125, "it was there when the start was decided"
+    place.move(GangRestartDecision(run="r", step="s", attempt=1, incarnation=3, port=29500, host=2))
+    assert lost_after(600) is None, "this member is the host"
+
+
+def test_connection_is_tried_at_the_address_that_took_the_first_one() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert rendezvous.find_listener(f"localhost:{port}") == f"127.0.0.1:{port}"
+    assert not rendezvous.find_listener(f"localhost:{port}")
+    assert not rendezvous.find_listener("")
 
 
 def test_member_that_was_complete_does_not_complete_the_others() -> None:

@@ -6,11 +6,22 @@
 | ended well, another | nothing | 0 |
 | failed | nothing | its own |
 | an input is gone | – | of storage: try again |
+
+| of an elastic training, ended well | stored | exit code |
+|---|---|---|
+| rank 0 at the end, whichever pod that is | every declared output | 0 |
+| another, once they are stored | nothing | 0 |
+| another, asked to end before, or without a sign of the one with rank 0 | nothing | 75 |
+| rank 0, after another had begun to store | nothing | 75 |
 """
 
+import contextlib
 import json
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +29,7 @@ from tiphys.errors import ObjectMissingError, UsageError
 from tiphys.launch import member_files
 from tiphys.launch.__main__ import main
 from tiphys.store import RunLayout, Store
+from tiphys.store.incarnations import stored_outputs_prefix
 
 PREFIX = RunLayout("digits").outputs("fit", 2)
 LINK = "os.symlink('gone', folder / 'out' / 'w')"
@@ -95,6 +107,116 @@ def test_a_program_that_fails_stores_nothing_and_its_exit_code_stays(
 ) -> None:
     assert run(monkeypatch, tmp_path, store, 75) == 75
     assert stored(store) == {}
+
+
+ELASTIC = {"TIPHYS_ELASTIC": "2:4", "PET_RDZV_CONF": ""}
+MARKS = stored_outputs_prefix(RunLayout("digits"), "fit", 2)
+SESSION = """
+from tiphys.launch.session_registry import note_open_session
+for rank in os.environ["RANKS"].split():
+    note_open_session({**os.environ, "RANK": rank, "LOCAL_RANK": "0"})
+    note_open_session({**os.environ, "RANK": str(int(rank) + 1), "LOCAL_RANK": "1"})
+"""
+
+
+def run_elastic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, number: str, ranks: str) -> int:
+    """The exit code of an elastic member whose first process had these ``ranks``, one after the other."""
+    program = PROGRAM.replace("sys.exit", f"{SESSION}\nsys.exit")
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", program)
+    return run(monkeypatch, tmp_path, store, NODE_RANK=number, RANKS=ranks, **ELASTIC)
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize(("number", "ranks"), [("0", ""), ("0", "0"), ("1", "0"), ("2", "4 2 0")])
+def test_the_member_with_rank_0_at_the_end_stores_outputs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, number: str, ranks: str
+) -> None:
+    assert run_elastic(monkeypatch, tmp_path, store, number, ranks) == 0
+    assert stored(store)["parameters/loss"] == b"0.5"
+    assert [info.key.removeprefix(MARKS) for info in store.list(MARKS)] == ["000000000", "stored"]
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize(("number", "ranks"), [("1", ""), ("1", "2"), ("0", "0 2")])
+def test_member_without_rank_0_ends_well_once_outputs_are_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, number: str, ranks: str
+) -> None:
+    store.create(f"{MARKS}stored", b"")
+    assert run_elastic(monkeypatch, tmp_path, store, number, ranks) == 0
+    assert stored(store) == {}
+
+
+@pytest.mark.usefixtures("data")
+def test_outputs_that_another_member_began_to_store_are_not_mixed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store
+) -> None:
+    store.create(f"{MARKS}000000000", b"0")
+    assert run_elastic(monkeypatch, tmp_path, store, "1", "0") == 75
+    assert stored(store) == {}
+
+
+def wait_for_outputs(
+    monkeypatch: pytest.MonkeyPatch, store: Store, happens: Callable[[float], bool], endpoint: str = ""
+) -> tuple[int, float]:
+    """Exit code and seconds of a wait in which ``happens`` is called each second, and returns True for SIGTERM."""
+    signals = SimpleNamespace(is_stop_requested=False, now=0.0)
+
+    def wait_next(seconds: float) -> None:
+        signals.now += seconds
+        signals.is_stop_requested |= happens(signals.now)
+
+    signals.wait_next = wait_next
+    monkeypatch.setattr(member_files, "time", SimpleNamespace(monotonic=lambda: signals.now))
+    environ = {"TIPHYS_RUN": "digits", "TIPHYS_STEP": "fit", "TIPHYS_ATTEMPT": "2", "NODE_RANK": "1"}
+    outputs = member_files.ElasticOutputs(store, environ)
+    return outputs.wait(endpoint, signals), signals.now  # type: ignore[arg-type]
+
+
+def test_member_waits_as_long_as_the_outputs_are_being_stored(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    def mark(now: float) -> bool:
+        if now % 10 == 0:
+            store.create(f"{MARKS}{'stored' if now == 1000 else f'{int(now):09d}'}", b"")
+        return False
+
+    assert wait_for_outputs(monkeypatch, store, mark) == (0, 1000)
+
+
+def test_member_without_a_sign_of_the_one_that_stores_ends_its_attempt(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    code, seconds = wait_for_outputs(monkeypatch, store, lambda now: False)
+    assert (code, 120 < seconds < 125) == (75, True)
+
+
+def test_member_waits_as_long_as_the_rendezvous_takes_connections(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(256)
+
+        def close(now: float) -> bool:
+            if now == 200:
+                listener.close()
+            return False
+
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        code, seconds = wait_for_outputs(monkeypatch, store, close, endpoint)
+    assert (code, 318 < seconds < 325) == (75, True)
+
+
+def test_member_that_is_asked_to_end_looks_once_more_for_stored_outputs(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    assert wait_for_outputs(monkeypatch, store, lambda now: now == 5) == (75, 5)
+
+    def end(now: float) -> bool:
+        if now == 5:
+            store.create(f"{MARKS}stored", b"")
+        return now == 5
+
+    assert wait_for_outputs(monkeypatch, store, end) == (0, 5)
 
 
 def test_an_input_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store) -> None:

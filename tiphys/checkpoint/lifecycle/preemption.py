@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from tiphys.checkpoint.lifecycle.fork import keep_in_children, undo_in_children
 from tiphys.checkpoint.telemetry.events import log_message
-from tiphys.launch.session_registry import register_session
+from tiphys.launch.session_registry import note_open_session
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import CheckpointRef
 
@@ -64,7 +64,7 @@ class StopSignal:
         self._installed = True
         signal.signal(signal.SIGTERM, _SigtermHandler(self, signal.getsignal(signal.SIGTERM)))
         undo_in_children(self, StopSignal.uninstall)
-        register_session(os.environ)
+        note_open_session(os.environ)
         return True
 
     def reinstall(self) -> None:

@@ -46,8 +46,10 @@ def preprocess(source: str, fingerprint: str) -> None:
 
 
 def train(steps: str, pause: str, fate: str = "") -> None:
-    if ":" in os.environ.get("PET_NNODES", "") and os.environ["NODE_RANK"] != "0":
-        stand_by()
+    if ":" in os.environ.get("PET_NNODES", ""):
+        if "is_host=1" not in os.environ["PET_RDZV_CONF"]:
+            stand_by()
+        os.environ["NODE_RANK"] = "0"  # as torchrun, which numbers anew what is left
     seed = int((inputs.path("data") / "rows.txt").read_text())
     what, _, when = fate.partition("@")
     if what not in EVERY_TIME and os.environ["TIPHYS_ATTEMPT"] != "1":

@@ -128,7 +128,7 @@ def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_t
     assert gated["spec"]["template"]["spec"]["schedulingGates"] == [{"name": "gate"}]
     assert (spec["completions"], spec["parallelism"], spec["maxFailedIndexes"]) == (3, 3, 1)
     assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed")
-    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert spec["successPolicy"] == {"rules": [{"succeededCount": 1}]}
     assert "podFailurePolicy" not in spec, "a member that is lost must not end the others"
     container = spec["template"]["spec"]["containers"][0]
     assert container["command"][:4] == ["python", "-P", "-m", "tiphys.launch"], "it says where they meet"

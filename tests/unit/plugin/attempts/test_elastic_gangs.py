@@ -15,9 +15,9 @@
 |---|---|
 | one more member has failed than can be spared | that of this one, and of none that was lost before |
 | the same, and deleted members left fewer to spare | that of the first that could not be spared |
-| the first member failed before | that of the first |
+| the host failed before: the first member, or the one that has taken its place | that of the host |
 | all pods were taken away | preemption |
-| the first is gone, the others failed after it | infrastructure |
+| the host is gone, the others failed after it | infrastructure |
 | the same, and the program has left word of a crash | that of the others |
 | the same, and one of them was called wrongly, or its log names no connection | that of this one |
 """
@@ -41,8 +41,9 @@ from tiphys.protocol.execute_api import ExecuteReply
 from tiphys.protocol.gang import GANG_LABEL, GangPhase, GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS, gang_outputs
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, RetryPolicy, StepSpec
-from tiphys.records import Cause, EvictionRecord
+from tiphys.records import Cause, EvictionRecord, GangRestartDecision
 from tiphys.store import RunLayout, claim_record
+from tiphys.store.incarnations import find_gang_host, gang_decision_key, incarnation_key
 
 GANG = GangSpec(members=4, min_members=2)
 TAKEN = {"reason": "Deleted", "exit_code": 143}
@@ -179,9 +180,10 @@ def test_slow_verification_keeps_how_many_members_were_left(here: World, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("first", "others", "verdict"), [("Succeeded", "Failed", "Succeeded"), ("Failed", "Succeeded", "Failed")]
+    ("first", "others", "verdict"),
+    [("Succeeded", "Failed", "Succeeded"), ("Failed", "Succeeded", "Succeeded"), ("Failed", "Failed", "Failed")],
 )
-def test_the_first_member_alone_decides_success(here: World, first: str, others: str, verdict: str) -> None:
+def test_member_that_succeeds_decides_for_all(here: World, first: str, others: str, verdict: str) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
     objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
@@ -287,7 +289,7 @@ def test_grace_period_of_several_pods_is_the_longest_of_them() -> None:
     [
         ({0: "a", 1: "b", 2: "c", 3: "bad"}, [3]),
         ({0: "a", 1: "bad", 2: "bad", 3: "c"}, [1, 2]),
-        ({0: "bad", 1: "b", 2: "c", 3: "d"}, [0, 1, 2, 3]),
+        ({0: "bad", 1: "b", 2: "c", 3: "d"}, [0]),
         ({0: "a", 1: "bad", 2: "bad", 3: "bad"}, [0, 1, 2, 3]),
         ({0: "a", 1: "b", 2: "c"}, []),
         ({0: "", 1: "", 2: "", 3: ""}, [0, 1, 2, 3]),
@@ -300,6 +302,12 @@ def test_from_a_bad_node_only_its_members_go_if_the_others_can_go_on(
     started(here, here.submit(spec()))
     living = [pod(rank, "Running", host=host) for rank, host in hosts.items()]
     assert [one.rank for one in select_pods_on_nodes(lease(here), living, {"bad"})] == leave
+
+
+def test_an_elastic_gang_waits_for_its_first_member_to_run_before_it_can_lose_it(here: World) -> None:
+    started(here, here.submit(spec()))
+    living = [pod(rank, "Running" if rank else "Pending", host="b" if rank else "bad") for rank in range(4)]
+    assert [one.rank for one in select_pods_on_nodes(lease(here), living, {"bad"})] == [0, 1, 2, 3]
 
 
 def test_an_elastic_gang_without_a_watcher_is_ended_although_a_member_has_failed(here: World) -> None:
@@ -380,6 +388,35 @@ def test_the_cause_of_an_elastic_end_is_that_of_the_members_it_needed(
     verdict = classify_failure(gangs.observe_elastic_end(GANG, 2, found, "Failed", crashed=crashed))
     assert verdict.cause is cause
     assert evidence in verdict.evidence
+
+
+def test_the_cause_of_an_elastic_end_is_no_host_whose_place_another_has_taken() -> None:
+    lost_long_ago = pod(0, after=1, exit_code=143, reason="NodeLost")
+    others = [pod(rank, after=900, exit_code=1, termination_message="KeyError: 'size'") for rank in (1, 2, 3)]
+
+    def evidence(found: list[PodStatus], host: int) -> tuple[Cause | None, str]:
+        verdict = classify_failure(gangs.observe_elastic_end(GANG, 2, found, "Failed", crashed=False, host=host))
+        return verdict.cause, verdict.evidence
+
+    assert evidence([lost_long_ago, *others], 0)[0] is Cause.INFRASTRUCTURE
+    cause, said = evidence([lost_long_ago, *others], 1)
+    assert (cause, "KeyError" in said) == (Cause.USER_ERROR, True)
+    assert evidence(others[1:], 1)[1].startswith("rank 2 of 4"), "a word of its own"
+    silent = [pod(rank, after=900, exit_code=1) for rank in (2, 3)]
+    cause, said = evidence(silent, 1)
+    assert (cause, "rank 1 of 4" in said) == (Cause.INFRASTRUCTURE, True)
+
+
+def test_the_host_of_a_gang_is_the_member_of_its_newest_start(here: World) -> None:
+    layout, store = RunLayout("digits-abc12"), here.store
+    assert find_gang_host(store, "digits-abc12", "fit", 1) == 0
+    for incarnation, host in ((2, 1), (3, 2), (4, 3)):
+        decision = GangRestartDecision(run="digits-abc12", step="fit", attempt=1, incarnation=incarnation, host=host)
+        claim_record(store, gang_decision_key(layout, "fit", 1, incarnation), decision)
+    assert find_gang_host(store, "digits-abc12", "fit", 1) == 0, "no program says that it was started"
+    for incarnation in (2, 3):
+        store.create(incarnation_key(layout, "fit", 1, incarnation), b"{}")
+    assert find_gang_host(store, "digits-abc12", "fit", 1) == 2
 
 
 def fails_beside_a_deleted_first_member(

@@ -259,9 +259,9 @@ def gang(*lost_ranks: int):
         (gang(2, 3), SILENT, 2, False, False, ["job-2", "job-3"]),
         (gang(1, 2, 3), SILENT, 2, False, True, ["job-1", "job-2", "job-3"]),
         (gang(1, 2, 3), STORES, 2, False, None, []),
-        (gang(0), SILENT, 2, False, True, ["job-0"]),
-        (gang(0), STORES, 2, False, None, []),
-        (gang(0), STORES, 2, True, True, ["job-0"]),
+        (gang(0), SILENT, 2, False, False, ["job-0"]),
+        (gang(0), STORES, 2, False, False, ["job-0"]),
+        (gang(0), STORES, 2, True, False, ["job-0"]),
     ],
 )
 def test_a_training_ends_only_if_lease_and_program_are_silent(members, program, min_members, is_over, ends, lost):
