@@ -96,9 +96,9 @@ def _create_workflow(store: Store, submitter: Submitter, claimed: SubmissionClai
         bound = find_record(store, RunLayout(claimed.run).submission_binding(claimed.submission), SubmissionBinding)
         if bound is not None:
             raise ConflictError(
-                f"submission {claimed.submission} of run {claimed.run} is Workflow {bound.workflow_name} (uid {bound.uid}) "
-                f"in cluster {bound.cluster}, which another process has sent meanwhile and which is not found; nothing "
-                "was created"
+                f"submission {claimed.submission} of run {claimed.run} is Workflow {bound.workflow_name} (uid "
+                f"{bound.uid}) in cluster {bound.cluster}, which another process has sent meanwhile and which is not "
+                "found; nothing was created"
             )
         return submitter.create(manifest)
     except ConflictError:
