@@ -203,7 +203,7 @@ def test_lease_is_judged_by_the_store_of_its_own_namespace(here):
     """Runs of two namespaces may have the same name."""
     holder = here.submit("vision", fit(gpu=gpus(8)))
     holder.call("admit", "fit", 0)
-    end = AttemptEnd(run=holder.name, step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
+    end = AttemptEnd(run=holder.name, step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FAILED)
     claim_record(here.store("ml"), RunLayout(holder.name).attempt_end("fit", 1), end)
     here.tenants.ledger.release_workflow(holder.uid)
     late = here.submit("ml", fit(gpu=gpus(8)), name="other")
