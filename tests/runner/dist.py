@@ -24,7 +24,7 @@ import tarfile
 import tempfile
 import tomllib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ def main(folder: Path, *, repository: str = "", key: str = "", is_release: bool 
         raise SystemExit(f"dist: commit or remove these first, because a release is that of a commit:\n{changed}")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    missing = list(find_missing(changelog, version, repository=repository, key=key))
+    tags = _run("git", "tag", "--points-at", "HEAD").split()
+    missing = list(find_missing(changelog, version, tags, repository=repository, key=key))
     if missing and is_release:
         raise SystemExit("dist: this would be no complete release:\n" + "".join(f"- {line}\n" for line in missing))
     uv = os.environ.get("UV") or "uv"
@@ -85,10 +86,12 @@ def main(folder: Path, *, repository: str = "", key: str = "", is_release: bool 
     sys.stderr.writelines(f"dist: left out: {line}\n" for line in missing)
 
 
-def find_missing(changelog: str, version: str, *, repository: str, key: str) -> Iterator[str]:
-    """What a complete release would lack, each with its remedy."""
+def find_missing(changelog: str, version: str, tags: Collection[str], *, repository: str, key: str) -> Iterator[str]:
+    """What a complete release of a commit with ``tags`` would lack, each with its remedy."""
     if f"## [{version}]" not in changelog:
         yield f"release notes of {version}: CHANGELOG.md has no section [{version}], so those of [Unreleased] are taken"
+    if f"v{version}" not in tags:
+        yield f"the tag, by which later versions find this one: `git tag v{version}` on this commit"
     if not repository:
         yield (
             "images.txt, and the digest of the image in the chart: give REPOSITORY=registry.example.com/team, to which "
@@ -104,7 +107,7 @@ def find_missing(changelog: str, version: str, *, repository: str, key: str) -> 
 
 def read_release_notes(changelog: str, version: str) -> str:
     """The section of ``version`` in the changelog, or that of what is not released yet."""
-    sections = re.split(r"^(?=## \[)", changelog, flags=re.MULTILINE)
+    sections = re.split(r"^(?=## )", changelog, flags=re.MULTILINE)
     titles = (f"## [{version}]", "## [Unreleased]")
     found = (section for title in titles for section in sections if section.startswith(title))
     text = next(found, "").partition("\n")[2].strip()

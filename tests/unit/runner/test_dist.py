@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,10 @@ CHANGELOG = """# Changelog
 ## [0.0.1] - 2026-01-01
 
 - The beginning.
+
+## Before 0.0.1
+
+- What nobody has.
 """
 
 
@@ -62,6 +68,13 @@ def test_release_notes_are_the_section_of_the_version() -> None:
     assert "What comes next." in read_release_notes(CHANGELOG, "0.2.0"), "before the section is written"
     with pytest.raises(SystemExit, match=r"says nothing about 0\.2\.0"):
         read_release_notes("# Changelog\n\n## [Unreleased]\n\n## [0.1.0]\n\n- x\n", "0.2.0")
+
+
+def test_release_notes_of_the_present_version_are_one_page_of_what_it_does() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    notes = read_release_notes((ROOT / "CHANGELOG.md").read_text(), version)
+    assert 20 < len(notes.splitlines()) < 100
+    assert not re.search(r"\]\((?!https?:)", notes), "the pages of the repository are not beside RELEASE.md"
 
 
 def test_chart_of_a_release_names_its_image_by_digest_and_nothing_else_changes() -> None:
@@ -76,17 +89,16 @@ def test_chart_of_a_release_names_its_image_by_digest_and_nothing_else_changes()
 
 
 def test_release_that_lacks_files_names_them_with_their_remedy(tmp_path: Path) -> None:
-    notes, images, signature = find_missing(CHANGELOG, "0.2.0", repository="", key="")
+    notes, tag, images, signature = find_missing(CHANGELOG, "0.2.0", ["v0.1.0"], repository="", key="")
     assert "CHANGELOG.md has no section [0.2.0]" in notes
+    assert "`git tag v0.2.0`" in tag
     assert "REPOSITORY=registry.example.com/team" in images
     assert "SHA256SUMS.sig: give KEY=FILE" in signature
     key = tmp_path / "key"
     key.touch()
-    assert [line.partition(":")[0] for line in find_missing(CHANGELOG, "0.1.0", repository="", key=str(key))] == [
-        images.partition(":")[0]
-    ]
+    assert list(find_missing(CHANGELOG, "0.1.0", ["v0.1.0"], repository="", key=str(key))) == [images]
     with pytest.raises(SystemExit, match="is no file; `ssh-keygen -t ed25519"):
-        list(find_missing(CHANGELOG, "0.1.0", repository="", key=str(tmp_path / "none")))
+        list(find_missing(CHANGELOG, "0.1.0", ["v0.1.0"], repository="", key=str(tmp_path / "none")))
 
 
 def test_images_need_the_builder_of_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +107,7 @@ def test_images_need_the_builder_of_docker(tmp_path: Path, monkeypatch: pytest.M
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="`docker buildx`, which builds and pushes images, is not here"):
-        list(find_missing(CHANGELOG, "0.1.0", repository="registry.example.com", key=""))
+        list(find_missing(CHANGELOG, "0.1.0", ["v0.1.0"], repository="registry.example.com", key=""))
     docker.unlink()
     with pytest.raises(SystemExit, match="is not here"):
-        list(find_missing(CHANGELOG, "0.1.0", repository="registry.example.com", key=""))
+        list(find_missing(CHANGELOG, "0.1.0", ["v0.1.0"], repository="registry.example.com", key=""))
