@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ _SUFFIX = re.compile(r"_(total|bucket|count|sum)$")
 
 def test_chart_and_program_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["version"] == chart["appVersion"] == tiphys.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart["version"] == chart["appVersion"] == tiphys.__version__ == project["version"]
 
 
 def test_the_chart_holds_the_compiled_templates() -> None:

@@ -173,9 +173,11 @@ _OWN_OUTPUT_PHRASES = (UNKEPT_OUTPUT, "is not UTF-8 text")
 """Of messages that say what to do."""
 REJECTION_PHRASES = (
     *("UnexpectedAdmissionError", "NodeAffinity", "OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage"),
-    *("OutOfnvidia.com/gpu", "TopologyAffinityError"),
+    *("have enough resource: ", "TopologyAffinityError"),
 )
-"""Of pods that a node rejected before they started, and which so have no exit code."""
+"""Of pods that a node rejected before they started, and which so have no exit code.
+
+The kubelet names any resource, GPUs too, in the message `Node didn't have enough resource: NAME, …`."""
 CONDITION_PHRASES = ("EvictionByEvictionAPI", "DeletionByTaintManager")
 """Of the conditions of a pod, which Argo does not read."""
 CAUSE_PHRASES: Mapping[Cause, tuple[str, ...]] = {

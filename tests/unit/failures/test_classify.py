@@ -87,7 +87,18 @@ TABLE = [
     ),
     (AttemptObservation("Failed", 1, pod_reason="DeletionByTaintManager"), Cause.PREEMPTION),
     (AttemptObservation("Failed", 1, pod_reason="PreemptionByScheduler"), Cause.PREEMPTION),
-    (AttemptObservation("Failed", None, pod_reason="OutOfnvidia.com/gpu"), Cause.INFRASTRUCTURE),
+    *(
+        (
+            AttemptObservation(
+                "Failed",
+                None,
+                pod_reason=f"OutOf{name}",
+                pod_message=f"Node didn't have enough resource: {name}, requested: 1, used: 0, capacity: 0",
+            ),
+            Cause.INFRASTRUCTURE,
+        )
+        for name in ("nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb")
+    ),
     (AttemptObservation("Failed", None, pod_reason="TopologyAffinityError"), Cause.INFRASTRUCTURE),
     (AttemptObservation("", None, pod_seen=True, pod_reason="ImagePullBackOff"), Cause.INFRASTRUCTURE),
     (AttemptObservation("Failed", 128, pod_reason="StartError"), Cause.INFRASTRUCTURE),
