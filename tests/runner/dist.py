@@ -39,6 +39,24 @@ DESK = "desk"
 NAMESPACE = "tiphys-release"
 """Purpose that the signature names, so that none for another purpose passes for it (OpenSSH, PROTOCOL.sshsig)."""
 
+CHECK_AND_INSTALL = """
+### Check and install
+
+The public key, `tiphys-release.pub`, comes by another way than these files. The pages are in `docs/` of the source
+archive.
+
+```
+echo "tiphys $(cat tiphys-release.pub)" > signers
+ssh-keygen -Y verify -f signers -I tiphys -n tiphys-release -s SHA256SUMS.sig < SHA256SUMS
+sha256sum --check SHA256SUMS
+python3 -m venv tiphys
+tiphys/bin/python -m pip install --quiet --require-hashes --only-binary :all: --requirement desk.requirements.txt
+tiphys/bin/python -m pip install --quiet --no-index --no-deps ./tiphys-VERSION-py3-none-any.whl
+tiphys/bin/tiphys demo
+```
+"""
+"""End of ``RELEASE.md``, for those who have nothing but the files."""
+
 
 def main(folder: Path, *, repository: str = "", key: str = "", is_release: bool = False) -> None:
     """Replace ``folder`` by the files of a release of the present commit.
@@ -61,7 +79,8 @@ def main(folder: Path, *, repository: str = "", key: str = "", is_release: bool 
     folder.mkdir(parents=True)
     _run(uv, "build", "--quiet", "--out-dir", str(folder), environ={"SOURCE_DATE_EPOCH": str(epoch)})
     (folder / ".gitignore").unlink(missing_ok=True)
-    (folder / "RELEASE.md").write_text(read_release_notes(changelog, version))
+    install = CHECK_AND_INSTALL.replace("VERSION", version)
+    (folder / "RELEASE.md").write_text(read_release_notes(changelog, version) + install)
     for name, extras in {**{recipe.name: recipe.extras for recipe in recipes().values()}, DESK: ["all"]}.items():
         export = [uv, "export", "--quiet", "--locked", "--no-dev", "--preview-features", "sbom-export", "--format"]
         chosen = [part for extra in extras for part in ("--extra", extra)]

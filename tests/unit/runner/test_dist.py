@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runner.dist import CHART, ROOT, find_missing, pack, pin_image, read_release_notes, stable_packages
+from runner.dist import (
+    CHART,
+    CHECK_AND_INSTALL,
+    NAMESPACE,
+    ROOT,
+    SUMS,
+    find_missing,
+    pack,
+    pin_image,
+    read_release_notes,
+    stable_packages,
+)
 
 EPOCH = 1_700_000_000
 
@@ -75,6 +86,13 @@ def test_release_notes_of_the_present_version_are_one_page_of_what_it_does() -> 
     notes = read_release_notes((ROOT / "CHANGELOG.md").read_text(), version)
     assert 20 < len(notes.splitlines()) < 100
     assert not re.search(r"\]\((?!https?:)", notes), "the pages of the repository are not beside RELEASE.md"
+
+
+def test_release_notes_check_the_signature_by_the_commands_of_the_page() -> None:
+    commands = [line for line in CHECK_AND_INSTALL.splitlines() if re.match("echo|ssh-keygen|sha256sum", line)]
+    assert "\n".join(commands) in (ROOT / "docs" / "versions.md").read_text()
+    assert NAMESPACE in commands[1]
+    assert SUMS in commands[2]
 
 
 def test_chart_of_a_release_names_its_image_by_digest_and_nothing_else_changes() -> None:
