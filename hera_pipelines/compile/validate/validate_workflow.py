@@ -272,6 +272,7 @@ def _check_tags(template: Manifest, parameters: Sequence[str]) -> None:
             _check_tags({"name": task["name"], **task["inline"]}, parameters)
     rest = {field: value for field, value in template.items() if field not in ("dag", "steps")}
     owner = f"template {template.get('name')!r}"
+    missing: tuple[str, str, str, Sequence[str]]
     for variable in find_variables([rest, *({**task, "inline": None} for task in tasks)]):
         match variable.names:
             case _ if variable.is_expression:
