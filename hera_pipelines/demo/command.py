@@ -1,6 +1,8 @@
 """``tiphys demo``: shows in less than a minute how a training run survives faults."""
 
 import importlib.util
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +39,7 @@ def demo(
     screen: Screen = context.obj
     folder = _demo_folder(directory)
     screen.note(f"all files of the demo are in {folder}")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # its engines end with it
     DemoScenario(folder, seed, screen.out).run()
 
 

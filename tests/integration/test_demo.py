@@ -1,8 +1,11 @@
 """The demo as a person runs it. Each of its acts checks its own promise, so its exit code is the test."""
 
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -71,3 +74,33 @@ def test_a_pipe_gets_neither_colour_nor_padding(performed: Performed) -> None:
     _, done = performed
     assert "\x1b" not in done.stdout
     assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
+
+
+def test_demo_that_is_asked_to_end_leaves_no_engine_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    line = [sys.executable, "-m", "hera_pipelines.cli", "demo", "--dir", folder]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
+        until(lambda: len(engines(folder)) == 2, "both engines run")
+        demo.send_signal(signal.SIGTERM)
+        assert demo.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
+    until(lambda: not engines(folder), "they have ended")
+
+
+def engines(folder: Path) -> list[int]:
+    """Processes whose command line names the folder of a demo, but for the demo itself."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended since the listing
+            continue
+        if b"run" in words and any(word.startswith(bytes(folder)) for word in words):
+            found.append(int(entry.name))
+    return found
+
+
+def until(is_reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_reached():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.1)
