@@ -174,7 +174,7 @@ class Desk:
         def command(store: SimulatedStore, cluster: SimulatedCluster) -> None:
             if force:
                 self._world.record("forced", run=run)
-            resumed = resume_run(store, cluster, run, namespace=NAMESPACE, key=key, force=force)
+            resumed = resume_run(store, cluster, run, namespace=NAMESPACE, key=key or None, force=force)
             if key and resumed.submission is not None:
                 self._world.record("resume answered", key=key, run=run, submission=resumed.submission)
 
