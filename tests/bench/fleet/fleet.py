@@ -24,7 +24,8 @@ from tiphys.kube import KubeApi, Object, connect_to_cluster
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.store import Store, open_store
 
-QUEUE = "fleet"
+QUEUE, TIGHT_QUEUE = "fleet", "fleet-tight"
+"""One with room for all of its trainings, and one in which those of higher priority take the GPUs of others."""
 NODE_GROUP = "fleet"
 GPUS = 8
 """Of a node, and of a training."""
@@ -55,9 +56,9 @@ class Fleet:
     sent: list[str] = field(default_factory=list)
     """Runs, in their order."""
 
-    def submit(self, count: int, priority: int = 0) -> list[str]:
+    def submit(self, count: int, queue: str = QUEUE, priority: int = 0) -> list[str]:
         """Create so many Workflows of one training each; the names of their runs."""
-        manifest = training(self.settings, priority)
+        manifest = training(self.settings, queue, priority)
         namespace = self.settings.namespace
 
         def create(_: int) -> str:
@@ -89,7 +90,7 @@ class Fleet:
         return sorted((pod for pod in self.pods.seen.values() if pod.run == run), key=lambda pod: pod.created)
 
 
-def training(settings: Settings, priority: int) -> Object:
+def training(settings: Settings, queue: str, priority: int) -> Object:
     """The compiled Workflow of a training on one node."""
     with Pipeline("fleet", store=settings.store, service_account_name=_ACCOUNT) as pipeline:
         Train(
@@ -97,7 +98,7 @@ def training(settings: Settings, priority: int) -> Object:
             image=settings.image,
             command=["python", "train.py"],
             gpus=GPUS,
-            queue=QUEUE,
+            queue=queue,
             priority=priority,
             checkpoints=Checkpoints(every=f"{STEPS_OF_SAVE} steps", keep_last=2),
             tolerations=[_TOLERATION],
@@ -132,10 +133,13 @@ def add_nodes(count: int) -> None:
     harness("add-fake-nodes", NODE_GROUP, str(count), f"--gpus={GPUS}", "--model=A100")
 
 
-def apply_queue(settings: Settings, gpus: int) -> None:
-    """A queue with this quota, in which a training of higher priority may take the GPUs of another."""
-    queues = {"queues": [{"name": QUEUE, "gpus": {"*": gpus}, "preempts_lower_priority": True}]}
-    tiphys("queues", "apply", "-f", "-", "-n", settings.system_namespace, given=json.dumps(queues))
+def apply_queues(settings: Settings, trainings: int, in_tight: int = 0) -> None:
+    """Quotas for so many trainings."""
+    queues = [
+        {"name": QUEUE, "gpus": {"*": trainings * GPUS}},
+        {"name": TIGHT_QUEUE, "gpus": {"*": in_tight * GPUS}, "preempts_lower_priority": True},
+    ]
+    tiphys("queues", "apply", "-f", "-", "-n", settings.system_namespace, given=json.dumps({"queues": queues}))
 
 
 def tiphys(*arguments: str, given: str = "") -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from argo.settings import Settings
-from bench.fleet.fleet import GPUS, NODE_GROUP, Fleet, add_nodes, apply_queue, costs, fleet, tiphys
+from bench.fleet.fleet import GPUS, NODE_GROUP, TIGHT_QUEUE, Fleet, add_nodes, apply_queues, costs, fleet, tiphys
 from bench.fleet.pods import PodSeen
 from bench.progress import say
 from bench.samples import percentile, significant
@@ -36,7 +36,7 @@ def lose_etcd(settings: Settings, runs: int, rebuild: str, save_seconds: float) 
     went_on = False
     steps = lambda _: 0 if went_on else 1 << 30  # noqa: E731  nobody is done before all go on
     add_nodes(runs)
-    apply_queue(settings, runs * GPUS)
+    apply_queues(settings, runs)
     with fleet(settings, lambda run: steps(run), lambda _: save_seconds) as here:
         began = time.monotonic()
         sent = here.submit(runs)
@@ -51,7 +51,7 @@ def lose_etcd(settings: Settings, runs: int, rebuild: str, save_seconds: float) 
             raise RuntimeError(f"the command of --rebuild ended with {done.returncode}: {done.stderr[-2000:]}")
         here.pods.lose_all("etcd lost")
         add_nodes(runs)
-        apply_queue(settings, runs * GPUS)
+        apply_queues(settings, runs)
         here.trainings.until(lambda: not here.trainings.running, 60)
         installed_at = time.monotonic()
         say(f"installed again after {installed_at - lost_at:.0f} s")
@@ -97,26 +97,24 @@ class _Hour:
 
     here: Fleet
     random: random.Random
-    low: list[str]
+    with_room: set[str]
+    """Runs of the queue that has room for them."""
     high: set[str] = field(default_factory=set)
     lost_nodes: list[tuple[float, str]] = field(default_factory=list)
     counted: Counter[str] = field(default_factory=Counter)
 
     def strike(self) -> None:
-        """One fault, of a training that runs."""
+        """One fault: of a training that runs, or by one that takes the GPUs of another."""
         kind = self.random.choices((EVICTED, NODE_LOST, FOR_ANOTHER), (0.6, 0.2, 0.2))[0]
-        low = set(self.low)
-        running = sorted(
-            (each.pod for each in self.here.trainings.running.values() if each.pod.run in low and not each.pod.why),
-            key=lambda pod: pod.name,
-        )
+        pods = (each.pod for each in self.here.trainings.running.values())
+        running = sorted((pod for pod in pods if pod.run in self.with_room and not pod.why), key=lambda pod: pod.name)
         if not running:
             return
-        pod = self.random.choice(running)
         self.counted[kind] += 1
         if kind == FOR_ANOTHER:
-            self.high.update(self.here.submit(1, priority=10))
+            self.high.update(self.here.submit(1, TIGHT_QUEUE, priority=10))
             return
+        pod = self.random.choice(running)
         pod.why = kind
         if kind == EVICTED:
             self.here.api.delete(PODS, self.here.settings.namespace, pod.name)
@@ -134,7 +132,7 @@ class _Hour:
 def hour(settings: Settings, runs: int, minutes: float, fault_seconds: float, seed: int) -> dict[str, Any]:
     """``runs`` trainings on as many nodes, a fault every ``fault_seconds``, for so many minutes; then all end."""
     ends = False
-    chance, spare = random.Random(seed), max(2, runs // 50)
+    chance, spare, tight = random.Random(seed), max(2, runs // 50), max(2, runs // 10)
     high: set[str] = set()
     paces: dict[str, float] = {}
 
@@ -147,11 +145,12 @@ def hour(settings: Settings, runs: int, minutes: float, fault_seconds: float, se
         return paces.setdefault(run, SAVE_SECONDS * chance.uniform(0.5, 1.5))  # not all at once
 
     add_nodes(runs + spare)
-    apply_queue(settings, runs * GPUS)
+    apply_queues(settings, runs - tight + spare, tight)
     with fleet(settings, steps, save_seconds) as here:
         began = time.monotonic()
-        low = here.submit(runs)
-        story = _Hour(here, chance, low, high)
+        with_room = here.submit(runs - tight)
+        low = [*with_room, *here.submit(tight, TIGHT_QUEUE)]
+        story = _Hour(here, chance, set(with_room), high)
         reached(here, "all run", lambda: here.count_running(low) >= runs)
         up_seconds = time.monotonic() - began
         looks = [(0.0, costs())]
