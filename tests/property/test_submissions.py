@@ -17,7 +17,7 @@ import pytest
 from support.fakes.memory_store import MemoryStore
 from support.fakes.submitter import FakeSubmitter
 from support.stories.controller_crashes import RUN, STORIES, Story, check, failed_run
-from tiphys_controller.submit import idempotency, resume, start, submission
+from tiphys_controller.submit import resume, start, submission
 from tiphys_controller.submit.submission import NextSubmission
 
 from tiphys.errors import ConflictError
@@ -46,7 +46,7 @@ class Death:
 def dying_first_at(point: str) -> Iterator[Death]:
     death = Death(point)
     with ExitStack() as patches:
-        for module in (idempotency, resume, submission, start):
+        for module in (resume, submission, start):
             patches.enter_context(patch.object(module, "failpoint", death))
         yield death
 

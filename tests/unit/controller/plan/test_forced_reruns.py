@@ -332,11 +332,11 @@ def test_a_key_whose_call_died_is_carried_out_once(
     assert submitter.names() == [RUN, f"{RUN}-2"]
 
 
-@pytest.mark.parametrize("key", ["", "alert-7"])
+@pytest.mark.parametrize("key", [None, "alert-7"])
 @pytest.mark.parametrize("left", ["resume.after_claim", "resume.after_create"])
 @pytest.mark.parametrize("point", ["", "resume.after_join", "resume.after_create"])
 def test_a_key_that_sent_the_claim_of_another_call_makes_no_submission_of_its_own(
-    store: Store, submitter: FakeSubmitter, history: History, key: str, left: str, point: str
+    store: Store, submitter: FakeSubmitter, history: History, key: str | None, left: str, point: str
 ) -> None:
     with dying_at(left):
         resume_run(store, submitter, RUN, rerun=["fit"], key=key)
