@@ -396,5 +396,3 @@ BUGS: dict[str, Callable[[Plant], None]] = {
         late_release_frees_successor,
     )
 }
-NOT_FOUND_YET = frozenset({"late_commit_is_candidate"})
-"""Those that none of the seeds that were tried has found."""
