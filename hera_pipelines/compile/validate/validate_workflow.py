@@ -33,6 +33,7 @@ _WORKFLOW_VARIABLES = (
     *("outputs", "parameters", "priority", "scheduledTime", "serviceAccountName", "status", "uid"),
 )
 """Source: Argo ``docs/variables.md``."""
+_UNDECLARED = "; declare it in spec.arguments.parameters, without a value if it is given to each submission"
 PLACEMENT_FIELDS = frozenset(
     [
         "affinity",
@@ -290,7 +291,8 @@ def _check_tags(template: Manifest, parameters: Sequence[str]) -> None:
                 continue
         if name not in missing[-1]:
             tag = ".".join(variable.names)
-            raise UsageError(f"{{{{{tag}}}}} never gets a value: {unknown_name_message(*missing)}")
+            remedy = _UNDECLARED if missing[:2] == ("the Workflow", "parameter") else ""
+            raise UsageError(f"{{{{{tag}}}}} never gets a value: {unknown_name_message(*missing)}{remedy}")
 
 
 def _check_unique(owner: str, role: str, entries: list[Manifest]) -> None:

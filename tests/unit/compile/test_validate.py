@@ -95,7 +95,8 @@ WORKFLOWS: dict[str, tuple[Manifest, str, Manifest]] = {
     ),
     "a tag of a parameter that the Workflow lacks": (
         workflow(step(), plain("tell", inputs={"parameters": [{"name": "x", "value": "{{workflow.parameters.x}}"}]})),
-        "{{workflow.parameters.x}} never gets a value: the Workflow has no parameter 'x'",
+        "{{workflow.parameters.x}} never gets a value: the Workflow has no parameter 'x'; it has: json; declare it in "
+        "spec.arguments.parameters, without a value if it is given to each submission",
         workflow(
             step(),
             plain("tell", inputs={"parameters": [{"name": "x", "value": "{{workflow.parameters.x}}"}]}),
