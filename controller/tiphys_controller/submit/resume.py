@@ -337,7 +337,7 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     run, request = run_plan.state.record.run, options.request
     if not run_plan.decisions.running_tasks:
         if not options.dry_run:
-            _end_deleted_workflow(store, submitter, run_plan.last_submission, options.gone_cluster)
+            _end_without_workflow(store, submitter, run_plan.last_submission, options.gone_cluster)
         return ResumeResult(run, build_plan_report(run_plan, store.url))
     if options.dry_run:
         return ResumeResult(run, _report_plan(store, run_plan, force=options.force))
@@ -393,19 +393,22 @@ def _join_claim(store: Store, claimed: SubmissionClaim, request: ResumeRequest) 
         failpoint("resume.after_join")
 
 
-def _end_deleted_workflow(store: Store, submitter: Submitter, last: Submission | None, gone_cluster: str) -> None:
-    """Record the end of a Workflow that was deleted, or lost with its cluster, after its last step.
+def _end_without_workflow(store: Store, submitter: Submitter, last: Submission | None, gone_cluster: str) -> None:
+    """Record the end of a submission without a Workflow, once all steps are done; no exit handler will.
 
-    Its exit handler, which would have recorded it, did not run any more.
+    Its Workflow was deleted, or lost with its cluster, after its last step. Or it was claimed and never sent, as by a
+    resume by force that was killed, and the one before it finished the run.
     """
-    if last is None or last.binding is None or last.end is not None:
+    if last is None or last.end is not None:
         return
-    if last.binding.cluster != gone_cluster:
-        is_visible = last.binding.cluster == submitter.cluster and is_stable_cluster_name(submitter.cluster)
+    cluster = last.binding.cluster if last.binding else last.claim.cluster
+    if cluster != gone_cluster:
+        is_visible = cluster == submitter.cluster and is_stable_cluster_name(submitter.cluster)
         live = find_workflow(submitter, last) if is_visible else None
-        if not is_visible or (live is not None and is_bound_workflow(last, live)):
+        if not is_visible or (live is not None and (last.binding is None or is_bound_workflow(last, live))):
             return
-    message = "its Workflow was gone when all steps were done"
+    message = "its Workflow was gone" if last.binding else "it was never sent, and is not needed any more"
+    message += ": all steps were done"
     run, submission = last.claim.run, last.claim.submission
     end = SubmissionEnd(run=run, submission=submission, status="Succeeded", message=message)
     end_submission(store, end, may_be_resumed=False)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import SubmissionBinding, SubmissionClaim
+from tiphys.records import SubmissionBinding, SubmissionClaim, SubmissionEnd
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import RunLayout, Store, Submission, claim_record, find_record
 from tiphys_controller.plan.prune import workflow_name
@@ -99,6 +99,11 @@ def _create_workflow(store: Store, submitter: Submitter, claimed: SubmissionClai
                 f"submission {claimed.submission} of run {claimed.run} is Workflow {bound.workflow_name} (uid "
                 f"{bound.uid}) in cluster {bound.cluster}, which another process has sent meanwhile and which is not "
                 "found; nothing was created"
+            )
+        if find_record(store, RunLayout(claimed.run).submission_end(claimed.submission), SubmissionEnd) is not None:
+            raise ConflictError(
+                f"submission {claimed.submission} of run {claimed.run} has ended before it was sent, because all steps "
+                "were done; nothing was created"
             )
         return submitter.create(manifest)
     except ConflictError:

@@ -31,6 +31,7 @@ from tiphys.store import (
     RunLayout,
     Store,
     claim_record,
+    end_submission,
     list_open_submissions,
     read_events,
     read_record,
@@ -103,6 +104,34 @@ def test_a_run_whose_workflow_was_deleted_after_its_last_step_has_ended(store: S
     assert submission.end is not None
     assert submission.end.status == "Succeeded"
     assert list_open_submissions(store) == []
+
+
+def test_a_submission_that_was_never_sent_has_ended_once_all_steps_are_done(
+    store: Store, submitter: FakeSubmitter
+) -> None:
+    start_run(store, submitter, pipeline_of(gated("prep")), RUN)
+    with dying_at("resume.after_claim"):
+        resume_run(store, submitter, RUN, force=True)
+    History(store, RUN).done("prep", submission=2)
+    assert resume_run(store, submitter, RUN).submission is None
+
+    last = read_submissions(store, RUN)[-1]
+    assert (last.claim.submission, last.binding) == (2, None)
+    assert last.end is not None
+    assert (last.end.status, last.end.message[:21]) == ("Succeeded", "it was never sent, an")
+
+
+def test_a_submission_that_has_ended_is_not_sent_by_a_process_that_stood_still(
+    store: Store, submitter: FakeSubmitter, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(point: str) -> None:
+        if point == "resume.after_claim":
+            end_submission(store, SubmissionEnd(run=RUN, submission=2, status="Succeeded"), may_be_resumed=False)
+
+    monkeypatch.setattr(submission, "failpoint", overtaken)
+    with pytest.raises(ConflictError, match="has ended before it was sent"):
+        resume_run(store, submitter, RUN)
+    assert submitter.find("default", f"{RUN}-2") is None
 
 
 def test_the_submission_is_recorded(store: Store, submitter: FakeSubmitter, history: History) -> None:
