@@ -30,6 +30,7 @@ from support.stories.sessions import Clock, admitted, open_session
 from support.stories.sessions import state_at as numpy_state
 
 from tiphys.checkpoint.adapters import dcp as checkpoints
+from tiphys.checkpoint.adapters import dcp_storage
 from tiphys.checkpoint.adapters.dcp_session import TrackedDistributedSession
 from tiphys.checkpoint.adapters.dcp_storage import DcpReader
 from tiphys.checkpoint.adapters.ranks import RankAgreement
@@ -136,12 +137,12 @@ def test_a_state_that_changes_after_the_save_has_begun_is_committed_as_it_was(mo
     assert plain(restored(store, 1)[1]) == plain(state_at(1))
 
 
-def test_shards_are_of_bounded_size_and_an_item_is_never_cut():
+def test_shards_are_of_bounded_size_and_an_item_is_never_cut(monkeypatch):
+    monkeypatch.setattr(dcp_storage, "SHARD_BYTES", 2000)
     store = MemoryStore()
     admitted(store, 1)
     with open_ranks(store) as session:
         writer = session.writer(1)
-        writer._shard_bytes = 2000
         dcp.save({f"t{n}": torch.ones(100 if n else 5000) for n in range(10)}, storage_writer=writer)
 
     sizes = [shard.size for shard in read_manifest(store, ref(1, 1)).shards if shard.key.endswith(".distcp")]
