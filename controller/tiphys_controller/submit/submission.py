@@ -11,11 +11,14 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import SubmissionBinding, SubmissionClaim, SubmissionEnd
+from tiphys.records import SubmissionBinding, SubmissionClaim, SubmissionEnd, utc_now
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import RunLayout, Store, Submission, claim_record, find_record
 from tiphys_controller.plan.prune import workflow_name
 from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_stable_cluster_name
+
+_STALLED_SECONDS = 5.0
+"""Age of a claim from which on its sender looks whether others have dealt with it: most are sent at once."""
 
 
 def check_workflow_name_free(store: Store, submitter: Submitter, namespace: str, run: str, submission: int) -> None:
@@ -89,22 +92,28 @@ def bind_submission(store: Store, cluster: str, claimed: SubmissionClaim, workfl
     return existing
 
 
+def _check_unsent(store: Store, claimed: SubmissionClaim) -> None:
+    """Raise `ConflictError` if others have sent or ended the submission since its claim."""
+    bound = find_record(store, RunLayout(claimed.run).submission_binding(claimed.submission), SubmissionBinding)
+    if bound is not None:
+        raise ConflictError(
+            f"submission {claimed.submission} of run {claimed.run} is Workflow {bound.workflow_name} (uid "
+            f"{bound.uid}) in cluster {bound.cluster}, which another process has sent meanwhile and which is not "
+            "found; nothing was created"
+        )
+    if find_record(store, RunLayout(claimed.run).submission_end(claimed.submission), SubmissionEnd) is not None:
+        raise ConflictError(
+            f"submission {claimed.submission} of run {claimed.run} has ended before it was sent, because all steps "
+            "were done; nothing was created"
+        )
+
+
 def _create_workflow(store: Store, submitter: Submitter, claimed: SubmissionClaim, manifest: Manifest) -> LiveWorkflow:
     try:
-        # A process may have stood still since its claim. Kubernetes has no create that depends on a record, so one that
-        # stands still right here creates a second Workflow, and the binding refuses that.
-        bound = find_record(store, RunLayout(claimed.run).submission_binding(claimed.submission), SubmissionBinding)
-        if bound is not None:
-            raise ConflictError(
-                f"submission {claimed.submission} of run {claimed.run} is Workflow {bound.workflow_name} (uid "
-                f"{bound.uid}) in cluster {bound.cluster}, which another process has sent meanwhile and which is not "
-                "found; nothing was created"
-            )
-        if find_record(store, RunLayout(claimed.run).submission_end(claimed.submission), SubmissionEnd) is not None:
-            raise ConflictError(
-                f"submission {claimed.submission} of run {claimed.run} has ended before it was sent, because all steps "
-                "were done; nothing was created"
-            )
+        # Kubernetes has no create that depends on a record, so a process that stands still right here creates a second
+        # Workflow, and the binding refuses that.
+        if abs((utc_now() - claimed.written_at).total_seconds()) > _STALLED_SECONDS:
+            _check_unsent(store, claimed)
         return submitter.create(manifest)
     except ConflictError:
         # The reply of a create was lost, or another controller recovers the same submission.

@@ -14,7 +14,7 @@
 """
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -26,7 +26,15 @@ from tiphys_controller import LiveWorkflow, plan_run, resume_run, start_run
 from tiphys_controller.submit import resume, submission
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, UsageError
-from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionBinding, SubmissionEnd, SubmissionKind
+from tiphys.records import (
+    AttemptClaim,
+    AttemptEnd,
+    AttemptEndOutcome,
+    SubmissionBinding,
+    SubmissionEnd,
+    SubmissionKind,
+    utc_now,
+)
 from tiphys.store import (
     RunLayout,
     Store,
@@ -129,6 +137,7 @@ def test_a_submission_that_has_ended_is_not_sent_by_a_process_that_stood_still(
             end_submission(store, SubmissionEnd(run=RUN, submission=2, status="Succeeded"), may_be_resumed=False)
 
     monkeypatch.setattr(submission, "failpoint", overtaken)
+    monkeypatch.setattr(submission, "utc_now", lambda: utc_now() + timedelta(minutes=1))  # it stood still
     with pytest.raises(ConflictError, match="has ended before it was sent"):
         resume_run(store, submitter, RUN)
     assert submitter.find("default", f"{RUN}-2") is None
@@ -457,11 +466,12 @@ def test_a_submission_that_another_process_has_sent_meanwhile_is_not_sent_again(
 ) -> None:
     def overtaken(point: str) -> None:
         if point == "resume.after_claim":
-            monkeypatch.undo()
+            monkeypatch.setattr(submission, "failpoint", lambda _: None)
             resume_run(store, submitter, RUN)
             submitter.delete(f"{RUN}-2")
 
     monkeypatch.setattr(submission, "failpoint", overtaken)
+    monkeypatch.setattr(submission, "utc_now", lambda: utc_now() + timedelta(minutes=1))  # it stood still
     with pytest.raises(ConflictError, match="sent meanwhile and which is not found"):
         resume_run(store, submitter, RUN)
     assert submitter.names() == [RUN]

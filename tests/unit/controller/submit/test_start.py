@@ -187,9 +187,7 @@ def test_a_workflow_bound_to_the_first_submission_by_another_is_named(store: Sto
     )
     store.create(RunLayout("digits-1").submission_binding(1), taken.to_bytes())
 
-    with pytest.raises(
-        ConflictError, match=r"is Workflow other \(uid another\) in cluster east, .* nothing was created"
-    ):
+    with pytest.raises(ConflictError, match=r"is Workflow other \(uid another\) in cluster east; .* delete it"):
         start_run(store, submitter, PIPELINE, "digits-1")
 
 
