@@ -150,7 +150,7 @@ def find_orphaned_lease(
 ) -> CleanupFinding | None:
     """Report a lease whose attempt is over; None for a lease that may be in use.
 
-    ``store`` is that of its namespace. ``is_workflow_running``: its Workflow exists and has not finished.
+    ``store`` holds the runs of its namespace. ``is_workflow_running``: its Workflow exists and has not finished.
 
     Raises:
         StoreError: storage is out of reach.

@@ -26,7 +26,7 @@ def cost(pid: int) -> Cost:
 
 
 def find(program: str) -> list[int]:
-    """Processes of this machine that run a program of this name, those in containers on it among them."""
+    """Processes of this machine that run a program or Python module of this name, those in containers among them."""
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _program(entry) == program]
 
 
@@ -45,7 +45,8 @@ def between(before: Cost, after: Cost) -> dict[str, float]:
 
 def _program(process: Path) -> str:
     try:
-        return (process / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").rpartition("/")[2]
+        words = (process / "cmdline").read_text(errors="replace").split("\0")
+        return words[2] if words[1:2] == ["-m"] else words[0].rpartition("/")[2]
     except OSError:  # it has ended since the listing
         return ""
 

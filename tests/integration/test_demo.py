@@ -4,12 +4,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.processes.polling import until
 
 from hera_pipelines.demo.story import DemoRun
 from tiphys.store.incarnations import count_incarnations
@@ -80,10 +79,10 @@ def test_demo_that_is_asked_to_end_leaves_no_engine_behind(tmp_path: Path) -> No
     folder = tmp_path / "made"
     line = [sys.executable, "-m", "hera_pipelines.cli", "demo", "--dir", folder]
     with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
-        until(lambda: len(engines(folder)) == 2, "both engines run")
+        until(lambda: len(engines(folder)) == 2, PATIENCE_SECONDS)
         demo.send_signal(signal.SIGTERM)
         assert demo.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
-    until(lambda: not engines(folder), "they have ended")
+    until(lambda: not engines(folder), PATIENCE_SECONDS)
 
 
 def engines(folder: Path) -> list[int]:
@@ -97,10 +96,3 @@ def engines(folder: Path) -> list[int]:
         if b"run" in words and any(word.startswith(bytes(folder)) for word in words):
             found.append(int(entry.name))
     return found
-
-
-def until(is_reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_reached():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.1)

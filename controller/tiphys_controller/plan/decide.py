@@ -343,7 +343,7 @@ class PlanDecisions:
 def decide_tasks(pipeline: CompiledPipeline, state: RunState, graph: TaskGraph | None = None) -> PlanDecisions:
     """Decide every task of the entry DAG.
 
-    ``graph`` is that of ``pipeline``; None: build it.
+    ``graph`` has the tasks of ``pipeline``; None builds it.
 
     Raises:
         UsageError: the DAG cannot be read.

@@ -56,14 +56,11 @@ def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease, 
     workflow = None if is_stopped else _find_live_workflow(cluster, request.namespace, request.workflow, request.uid)
     over = workflow is None or _is_workflow_over(workflow)
     try:
-        # Most leases are those of attempts that go on, of which no pod is listed: that costs the API server the most.
-        end = (
-            None
-            if over
-            else find_attempt_end(stores.store(request.namespace), request.run, request.step, request.attempt)
-        )
-        if not over and end is None:
-            return False
+        end = None
+        if not over:
+            end = find_attempt_end(stores.store(request.namespace), request.run, request.step, request.attempt)
+            if end is None:  # the attempt goes on, as most do: to list its pods would cost the API server the most
+                return False
         pod_statuses = pods.list_instance_pods(
             cluster, request.namespace, request.run, request.uid, request.attempt, request.instance_hash
         )

@@ -15,7 +15,7 @@ from typing import Any
 from argo.settings import Settings
 from bench.fleet.pods import Pods, PodSeen
 from bench.fleet.trainings import STEPS_OF_SAVE, Trainings
-from bench.processes import cost
+from bench.processes import cost, find
 from bench.samples import significant
 from hera.workflows.models import Toleration
 
@@ -33,15 +33,15 @@ _AT_ONCE = 8
 _ACCOUNT = "tiphys-workflow"
 _TOLERATION = Toleration(key="kwok.x-k8s.io/node", operator="Exists", effect="NoSchedule")
 _PARTS = {
-    "etcd": ("etcd",),
-    "API server": ("kube-apiserver",),
-    "scheduler": ("kube-scheduler",),
-    "Argo's controller": ("workflow-controller",),
-    "Tiphys plugin": ("tiphys_plugin",),
-    "Tiphys controller": ("tiphys_controller",),
-    "S3 server": ("versitygw",),
+    "etcd": "etcd",
+    "API server": "kube-apiserver",
+    "scheduler": "kube-scheduler",
+    "Argo's controller": "workflow-controller",
+    "Tiphys plugin": "tiphys_plugin",
+    "Tiphys controller": "tiphys_controller",
+    "S3 server": "versitygw",
 }
-"""Parts whose processes are on this machine, by words of their command lines."""
+"""Parts whose processes are on this machine, by their programs or modules."""
 
 
 @dataclass
@@ -155,27 +155,13 @@ def tiphys(*arguments: str, given: str = "") -> str:
 def costs() -> dict[str, dict[str, float]]:
     """CPU seconds and memory of each part, of all its processes."""
     found: dict[str, dict[str, float]] = {}
-    for part, words in _PARTS.items():
-        looks = [cost(pid) for pid in _processes(words)]
+    for part, program in _PARTS.items():
+        looks = [cost(pid) for pid in find(program)]
         if looks:
             found[part] = {
                 "cpu_seconds": significant(sum(look.cpu_seconds for look in looks)),
                 "rss_mib": significant(sum(look.rss_mib for look in looks)),
             }
-    return found
-
-
-def _processes(words: tuple[str, ...]) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_text(errors="replace").split("\0")
-            except OSError:  # it has ended since the listing
-                continue
-            program, *arguments = line
-            if Path(program).name in words or set(arguments[:3]) & set(words):
-                found.append(int(entry.name))
     return found
 
 

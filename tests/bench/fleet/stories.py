@@ -13,6 +13,7 @@ from bench.fleet.fleet import GPUS, NODE_GROUP, TIGHT_QUEUE, Fleet, add_nodes, a
 from bench.fleet.pods import PodSeen
 from bench.progress import say
 from bench.samples import percentile, significant
+from cluster.harness.fake_nodes import Group, manifest
 
 from tiphys.kube.resources import NODES, PODS
 
@@ -239,8 +240,6 @@ class _Command:
 
 def restore_node(here: Fleet, name: str) -> None:
     """The node that was lost, as a new one."""
-    from cluster.harness.fake_nodes import Group, manifest
-
     here.api.create(NODES, None, manifest(Group(NODE_GROUP, 1, GPUS, "A100"), name))
 
 

@@ -1,7 +1,6 @@
 """The programs of all pods, with the product's own session, one after the other in this process."""
 
 import contextlib
-import hashlib
 import heapq
 import io
 import itertools
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from bench.fleet.pods import Pods, PodSeen
+from chaos.programs import initial_state, train_step
 
 from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.checkpoint.tracked_session import TrackedSession
@@ -25,17 +25,12 @@ STEPS_OF_SAVE = 10
 _POLL_SECONDS = 0.2
 
 
-def initial_state(run: str) -> dict[str, Any]:
-    """Step 0: a state that no other run has."""
-    return {"step": 0, "chain": np.frombuffer(hashlib.sha256(run.encode()).digest(), dtype=np.uint8).copy()}
-
-
 def advance(state: dict[str, Any], steps: int) -> dict[str, Any]:
-    """The state after more steps: a chain of hashes, so that no step can be left out or be done twice."""
-    chain = state["chain"].tobytes()
-    for number in range(state["step"] + 1, state["step"] + steps + 1):
-        chain = hashlib.sha256(chain + str(number).encode()).digest()
-    return {"step": state["step"] + steps, "chain": np.frombuffer(chain, dtype=np.uint8).copy()}
+    """The state after more steps, as a new one."""
+    following = {**state}
+    for _ in range(steps):
+        train_step(following)
+    return following
 
 
 @dataclass

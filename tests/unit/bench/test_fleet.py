@@ -3,7 +3,8 @@
 from typing import Any
 
 from bench.fleet.report import AIMS, block, values
-from bench.fleet.trainings import advance, initial_state
+from bench.fleet.trainings import advance
+from chaos.programs import initial_state
 
 COSTS = {"Tiphys plugin": (100.0, 10.0), "Tiphys controller": (80.0, 5.0), "etcd": (300.0, 40.0)}
 
